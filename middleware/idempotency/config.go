@@ -1,0 +1,108 @@
+package idempotency
+
+import (
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/penstock-mq/penstock/sdk"
+)
+
+// Config describes one consumer. Consumer is required; the zero value of everything else is right.
+type Config struct {
+	// Consumer names the application that consumes, "billing" say. It is part of every receipt's scope: changing it makes
+	// all messages look new.
+	Consumer string
+
+	// IdentityField is the metadata field that holds the message identity. A message without it is refused: there is no
+	// falling through. Empty means: CloudEvents source and id (metadata ce_source/ce_id or cloudEvents:source/cloudEvents:id)
+	// where both are present, else the message's UUID.
+	IdentityField string
+
+	// Scope replaces handler name and topic in the scope: handlers that return the same Scope share receipts. Use it only
+	// to make the scope coarser, knowingly. "" means consumer + router handler name + subscribe topic.
+	Scope string
+
+	// Aliases serves renames: it maps a handler's present name to the name its receipts were written under.
+	Aliases map[string]string
+
+	// Fingerprint gives the payload fingerprint, at most 64 bytes; nil means SHA-256 of the payload.
+	Fingerprint func(msg *message.Message) []byte
+
+	// Validate refuses a message before anything is claimed: a non-nil error diverts it without a receipt. It must not
+	// have effects.
+	Validate func(msg *message.Message) error
+
+	// Outputs sends stored outputs after the commit. It belongs to the caller, who closes it after the router stopped; it
+	// must not be the publisher given to AddHandler, which the router closes. nil: a handler that produces outputs fails
+	// before its commit.
+	Outputs message.Publisher
+
+	// OutputsThroughRouter hands outputs of Wrap back to the router instead, for applications whose publisher decorators
+	// must see them. It is weaker: a failed publish nacks the input, whose replay publishes all its outputs again, with
+	// the same ids. The relay leaves such outputs alone.
+	OutputsThroughRouter bool
+
+	// Inside are handler middlewares that run inside the transaction, the first one outermost: what changes outputs
+	// belongs here (correlation ids, tracing headers). What retries or swallows errors does not.
+	Inside []message.HandlerMiddleware
+
+	// RequireTx refuses a wrapped handler that returned without having asked for its transaction: its effect cannot have
+	// been inside it. Without it such a handler is counted and logged once.
+	RequireTx bool
+
+	// Guarantee is EffectivelyOnce unless set.
+	Guarantee Guarantee
+
+	// Conflict says what happens to a message whose identity was processed with another payload.
+	Conflict ConflictPolicy
+
+	// MaxAttempts is reserved: any value but 0 is refused for now, a failing handler is retried without end.
+	MaxAttempts int
+
+	// Limits are those of the subscription: sub.Limits() of an sdk.Subscriber, or by hand. What is zero is not checked and
+	// listed in Report. A delivery that carries stricter ones fails, with the remedy, before its handler runs.
+	Limits sdk.Limits
+
+	// TxBudget is the longest time a transaction may stay open; 0 means 10 s. It must be below Limits.Lease.
+	TxBudget time.Duration
+
+	// ContentionRetries is how often a transaction that met contention is tried again, with jittered backoff, before the
+	// message goes back to the broker, uncharged. 0 means 8.
+	ContentionRetries int
+
+	// RetryBackoff bounds how long a foreign subscriber's failed message is held before it is nacked: Min grows to Max by
+	// doubling, with full jitter above Min. Zero means 100 ms to 1 min. Messages of an sdk.Subscriber are requeued with
+	// that subscriber's own backoff.
+	RetryBackoff sdk.Backoff
+
+	// Logger is Watermill's; nil logs nothing.
+	Logger watermill.LoggerAdapter
+}
+
+// Guarantee is what a committed message is worth.
+type Guarantee uint8
+
+// The guarantees. Effects outside the transaction are outside all of them.
+const (
+	// EffectivelyOnce: effect and receipt commit together; a redelivery changes nothing.
+	EffectivelyOnce Guarantee = iota
+	// AtLeastOnce: transaction and deferred acknowledgement, no receipt: never lost, perhaps applied again. No conflict
+	// check; outputs get fresh ids on each attempt; an unknown COMMIT is nacked.
+	AtLeastOnce
+	// AtMostOnce: the receipt commits in a transaction of its own before the handler runs in a second one: never applied
+	// twice, perhaps lost.
+	AtMostOnce
+)
+
+// ConflictPolicy says what happens to a conflict: an identity that comes again with another payload.
+type ConflictPolicy uint8
+
+// The conflict policies.
+const (
+	// DivertConflicts stores a dead letter, then acknowledges.
+	DivertConflicts ConflictPolicy = iota
+	// HoldConflicts fails the delivery with backoff, so that it stays with the broker until someone acts.
+	HoldConflicts
+)
