@@ -20,7 +20,7 @@ type Driver interface {
 	Capabilities() Capabilities
 
 	// Prepare makes sure that the topic, and the group where b.Group is not empty, exist as b asks for: with b.Declare it
-	// creates what is missing, without it it only verifies and returns an error that names what is missing. It is
+	// creates what is missing, else it only verifies and returns an error that names what is missing. It is
 	// idempotent, and it is called before the first Send to a topic (Group empty: publishing only) and before every Open.
 	// A group exists from its first Prepare on: what is sent later reaches it, whether or not a Source is open (P04, G02).
 	Prepare(ctx context.Context, b Binding) error

@@ -1,0 +1,56 @@
+# Everything a contributor needs. `make help` lists the targets; `.ci/run` calls `check` and `test`.
+
+GO    ?= go
+TOOL  := $(GO) tool -modfile=.ci/tools.mod
+PKGS  ?= ./...
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## show the promise kept: parcels' scan events, duplicated and killed, each applied once
+	@CGO_ENABLED=0 $(GO) run ./examples/parcels
+
+.PHONY: test
+test: need-cc ## run all tests under the race detector; what was skipped is listed at the end
+	$(TOOL) gotestsum --format pkgname --hide-summary=output -- -race -timeout 10m $(PKGS)
+
+.PHONY: lint
+lint: ## golangci-lint with the import rules of .golangci.yml
+	$(TOOL) golangci-lint run $(PKGS)
+
+.PHONY: fmt
+fmt: ## rewrite all files as the formatters want them
+	$(TOOL) golangci-lint fmt
+
+.PHONY: generate
+generate: ## write generated files anew
+	$(GO) generate ./...
+
+.PHONY: check
+check: lint verify-generated verify-mod ## lint, and see that generated files and go.mod are as a new run would write them
+
+.PHONY: verify-generated
+verify-generated:
+	@.ci/verify-generated
+
+.PHONY: verify-mod
+verify-mod:
+	$(GO) mod tidy -diff
+	$(GO) mod verify
+
+.PHONY: cover
+cover: need-cc ## test coverage by package and as out/coverage.html
+	@mkdir -p out
+	$(TOOL) gotestsum --format pkgname --hide-summary=output -- -race -timeout 20m -coverpkg=./sdk/...,./drivers/...,./middleware/...,./contracttest/... -coverprofile=out/coverage.txt $(PKGS)
+	$(GO) tool cover -html=out/coverage.txt -o out/coverage.html
+	@$(GO) tool cover -func=out/coverage.txt | tail -1
+
+.PHONY: need-cc
+need-cc:
+	@command -v "$${CC:-cc}" >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 || { \
+	  echo 'The race detector needs a C compiler (gcc or clang) and none is on the PATH.'; \
+	  echo 'On Debian or Ubuntu: apt-get install gcc libc6-dev'; exit 1; }
