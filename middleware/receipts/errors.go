@@ -1,0 +1,27 @@
+package receipts
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// ErrBudgetEnded: TxOptions.Budget ended before COMMIT was sent. The transaction is rolled back and its lock released;
+// nothing of it is committed.
+var ErrBudgetEnded = errors.New("the transaction's budget ended")
+
+// classedError carries a class that the cause alone does not tell: a deadline says nothing about what was waited for.
+type classedError struct {
+	class Class
+	what  string
+	err   error
+}
+
+func (e *classedError) Error() string { return e.what + ": " + e.err.Error() }
+
+func (e *classedError) Unwrap() error { return e.err }
+
+// budgetError says how long the transaction was allowed to stay open.
+func budgetError(budget time.Duration) error {
+	return fmt.Errorf("%w: it was open for longer than %v and is rolled back", ErrBudgetEnded, budget)
+}

@@ -1,0 +1,196 @@
+package receipts
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// SQLiteOptions configures the store on SQLite; the zero value is right for modernc.org/sqlite and
+// github.com/mattn/go-sqlite3.
+type SQLiteOptions struct {
+	// TablePrefix starts the name of every table and index: letters, digits and underscores, at most 48. "" means
+	// "penstock_".
+	TablePrefix string
+
+	// ErrorCode gives SQLite's result code, extended or primary, of exactly this error, not of what it wraps. nil: the
+	// shapes of the errors of modernc, mattn and ncruces are known. Check refuses a handle whose errors show no code.
+	ErrorCode func(err error) (code int, ok bool)
+
+	// AllowUnsafeSync lets Check accept settings under which a committed transaction may be lost when the machine goes
+	// down (synchronous OFF, or NORMAL in WAL mode) or the file may be damaged (journal_mode MEMORY), with a warning.
+	AllowUnsafeSync bool
+}
+
+// SQLite is the [Store] on SQLite, for any *sql.DB with a SQLite driver whose transactions begin as writers (in the DSN:
+// _txlock=immediate). It is safe for concurrent use. SQLite has one writer: more than one transaction at a time only waits.
+type SQLite struct {
+	db          *sql.DB
+	prefix      string
+	codeOf      func(error) (int, bool)
+	allowUnsafe bool
+	q           sqliteQueries
+}
+
+var _ Store[*sql.Tx] = (*SQLite)(nil)
+
+const defaultPrefix = "penstock_"
+
+// NewSQLite makes a store of a handle, which stays the caller's. It does no I/O: see Check. An error means that an option
+// cannot work.
+func NewSQLite(db *sql.DB, opts SQLiteOptions) (*SQLite, error) {
+	if db == nil {
+		return nil, errors.New("receipts: NewSQLite was given a nil *sql.DB: open one with a SQLite driver")
+	}
+	prefix, err := sqlitePrefix(opts.TablePrefix)
+	if err != nil {
+		return nil, err
+	}
+	codeOf := opts.ErrorCode
+	if codeOf == nil {
+		codeOf = codeByShape
+	}
+	return &SQLite{
+		db: db, prefix: prefix, codeOf: codeOf, allowUnsafe: opts.AllowUnsafeSync, q: newSQLiteQueries(prefix),
+	}, nil
+}
+
+// sqlitePrefix validates a table prefix, which is pasted into SQL text.
+func sqlitePrefix(prefix string) (string, error) {
+	if prefix == "" {
+		return defaultPrefix, nil
+	}
+	valid := regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,47}$`)
+	if !valid.MatchString(prefix) {
+		return "", fmt.Errorf("receipts: table prefix %q: use 1 to 48 letters, digits and underscores, not starting with a digit",
+			prefix)
+	}
+	if strings.HasPrefix(strings.ToLower(prefix), "sqlite_") {
+		return "", fmt.Errorf("receipts: table prefix %q: SQLite keeps names starting with sqlite_ to itself", prefix)
+	}
+	return prefix, nil
+}
+
+// conn takes a connection out of the pool. A deadline that passes meanwhile means that the pool is exhausted, or that the
+// database cannot be opened: an outage, which the context's error alone would not tell.
+func (s *SQLite) conn(ctx context.Context) (*sql.Conn, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	conn, err := s.db.Conn(ctx)
+	if err != nil && errors.Is(err, context.DeadlineExceeded) {
+		return nil, &classedError{class: ClassOutage, what: "waiting for a free connection of the pool", err: err}
+	}
+	return conn, err
+}
+
+// read runs f with a connection of its own.
+func (s *SQLite) read(ctx context.Context, f func(conn *sql.Conn) error) error {
+	conn, err := s.conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	return f(conn)
+}
+
+// write runs f in a short transaction of the store itself, begun as a writer whatever the DSN says, and ends it as keep
+// says. f gets a context that is not cancelled: SQLite ends a transaction whose statement is interrupted.
+func (s *SQLite) write(ctx context.Context, keep bool, f func(ctx context.Context, conn *sql.Conn) error) error {
+	conn, err := s.conn(ctx)
+	if err != nil {
+		return err
+	}
+	detached := context.WithoutCancel(ctx)
+	stop, err := awaitLock(ctx, func(ctx context.Context) error {
+		_, err := conn.ExecContext(ctx, "BEGIN IMMEDIATE")
+		return err
+	}, func() { s.release(detached, conn, nil) })
+	if err != nil {
+		return err
+	}
+	defer stop()
+	end := "ROLLBACK"
+	if err = f(detached, conn); err == nil && keep {
+		end = "COMMIT"
+	}
+	if _, endErr := conn.ExecContext(detached, end); endErr != nil {
+		s.release(detached, conn, endErr)
+		if err == nil {
+			err = fmt.Errorf("%s: %w", end, endErr)
+		}
+		return err
+	}
+	_ = conn.Close()
+	return err
+}
+
+// awaitLock runs begin, which may block in the driver for as long as busy_timeout says and hear nothing of a context, and
+// returns by ctx all the same. Unless it returns nil, abandon is called exactly once, after begin returned. The context
+// that begin gets lives until stop is called: database/sql rolls a transaction back when its context ends.
+func awaitLock(ctx context.Context, begin func(ctx context.Context) error, abandon func()) (stop func(), err error) {
+	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	if ctx.Done() == nil {
+		if err := begin(inner); err != nil {
+			cancel()
+			abandon()
+			return nil, err
+		}
+		return cancel, nil
+	}
+	result := make(chan error, 1)
+	go func() { result <- begin(inner) }()
+	select {
+	case err := <-result:
+		if err != nil {
+			cancel()
+			abandon()
+			return nil, err
+		}
+		return cancel, nil
+	case <-ctx.Done():
+		cancel() // a driver that listens gives up at once, the others when busy_timeout has passed
+		go func() {
+			<-result
+			abandon()
+		}()
+		return nil, lockWaitError(ctx.Err())
+	}
+}
+
+// lockWaitError gives a deadline the meaning it has here; a cancelled caller has none.
+func lockWaitError(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return &classedError{class: ClassContention, what: "waiting for SQLite's write lock", err: err}
+	}
+	return err
+}
+
+// release gives a connection back in a clean state, or closes it for good. ended is the error with which the statement
+// that ended its transaction failed; nil means there may be one open, or none.
+func (s *SQLite) release(ctx context.Context, conn *sql.Conn, ended error) {
+	if errors.Is(ended, driver.ErrBadConn) || !s.clean(ctx, conn) {
+		discard(conn)
+	}
+	_ = conn.Close()
+}
+
+// clean makes sure that no transaction is open on a connection. SQLite answers a ROLLBACK outside a transaction with
+// SQLITE_ERROR, which is as good as success here.
+func (s *SQLite) clean(ctx context.Context, conn *sql.Conn) bool {
+	_, err := conn.ExecContext(ctx, "ROLLBACK")
+	if err == nil {
+		return true
+	}
+	code, ok := s.primaryCode(err)
+	return ok && code == sqliteError
+}
+
+// discard closes a connection for good instead of giving it back to the pool.
+func discard(conn *sql.Conn) {
+	_ = conn.Raw(func(any) error { return driver.ErrBadConn })
+}

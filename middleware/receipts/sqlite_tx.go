@@ -1,0 +1,330 @@
+package receipts
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// beginAttempts is how often Begin takes another connection when the pool handed out a dead one, as database/sql does for
+// statements outside a transaction.
+const beginAttempts = 3
+
+// Begin starts a transaction as the handle's DSN says, which Check has seen to be as a writer. It returns by ctx even
+// where the driver's wait for the lock (busy_timeout) is deaf; the connection then goes back when that wait has ended.
+// Waiting for a connection until the deadline is an outage for Classify, waiting for the lock is contention.
+func (s *SQLite) Begin(ctx context.Context, opts TxOptions) (Tx[*sql.Tx], error) {
+	if opts.Budget < 0 {
+		return nil, fmt.Errorf("receipts: begin: negative budget %v", opts.Budget)
+	}
+	for attempt := 1; ; attempt++ {
+		tx, err := s.begin(ctx, opts)
+		if err == nil {
+			return tx, nil
+		}
+		if attempt == beginAttempts || !errors.Is(err, driver.ErrBadConn) {
+			return nil, fmt.Errorf("receipts: begin: %w", err)
+		}
+	}
+}
+
+func (s *SQLite) begin(ctx context.Context, opts TxOptions) (*sqliteTx, error) {
+	conn, err := s.conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t := &sqliteTx{
+		s: s, ctx: context.WithoutCancel(ctx), conn: conn, nonce: NewNonce(), budget: opts.Budget, ended: make(chan struct{}),
+	}
+	t.stop, err = awaitLock(ctx, func(ctx context.Context) error {
+		var err error
+		t.tx, err = conn.BeginTx(ctx, nil)
+		return err
+	}, t.abandon)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := t.tx.ExecContext(t.ctx, s.q.savepoint); err != nil {
+		t.abandon()
+		return nil, err
+	}
+	if t.budget > 0 {
+		t.timer = time.AfterFunc(t.budget, t.expire)
+	}
+	return t, nil
+}
+
+// sqliteTx is one open transaction on a connection of its own. Statements run in a context that is never cancelled,
+// because SQLite ends the transaction of a write that is interrupted.
+type sqliteTx struct {
+	s      *SQLite
+	ctx    context.Context //nolint:containedctx // the detached context of Begin: values only
+	conn   *sql.Conn
+	tx     *sql.Tx
+	stop   func()
+	nonce  Nonce
+	budget time.Duration
+	timer  *time.Timer
+
+	// lent: the handler may have used the transaction since the store last knew it to be open.
+	lent      bool
+	fresh     []Claim
+	positions int
+
+	mu      sync.Mutex
+	closing bool
+	expired bool
+	// ended is closed when the connection is back in the pool, or closed.
+	ended chan struct{}
+}
+
+func (t *sqliteTx) Tx() *sql.Tx {
+	t.lent = true
+	return t.tx
+}
+
+func (t *sqliteTx) Nonce() Nonce { return t.nonce }
+
+// abandon undoes a transaction that was never handed out.
+func (t *sqliteTx) abandon() {
+	err := sql.ErrTxDone
+	if t.tx != nil {
+		err = t.tx.Rollback()
+	}
+	t.giveBack(err)
+}
+
+// expire is the end of the budget. It ends the transaction and its lock although the handler still runs.
+func (t *sqliteTx) expire() {
+	t.mu.Lock()
+	if t.closing {
+		t.mu.Unlock()
+		return
+	}
+	t.closing, t.expired = true, true
+	t.mu.Unlock()
+	t.giveBack(t.tx.Rollback())
+}
+
+// take claims the right to end the transaction. Only one caller gets it.
+func (t *sqliteTx) take() (expired, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closing {
+		return t.expired, false
+	}
+	t.closing = true
+	if t.timer != nil {
+		t.timer.Stop()
+	}
+	return false, true
+}
+
+func (t *sqliteTx) isExpired() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.expired
+}
+
+// giveBack returns the connection, with ended the result of the statement that ended the transaction.
+func (t *sqliteTx) giveBack(ended error) {
+	if ended == nil {
+		_ = t.conn.Close()
+	} else {
+		t.s.release(t.ctx, t.conn, ended)
+	}
+	if t.stop != nil {
+		t.stop()
+	}
+	close(t.ended)
+}
+
+// Commit seals the transaction with its marker and commits. Once the budget has not ended before it, ctx is not looked
+// at: a COMMIT must not be torn by its caller's deadline. In rollback-journal mode it may wait for readers as long as
+// busy_timeout says.
+func (t *sqliteTx) Commit(ctx context.Context) error {
+	expired, ok := t.take()
+	if !ok {
+		return t.alreadyEnded(ctx, expired)
+	}
+	if err := t.seal(); err != nil {
+		t.giveBack(t.rollbackAs(err))
+		return fmt.Errorf("receipts: transaction %s: %w", t.nonce, err)
+	}
+	err := t.tx.Commit()
+	if err == nil {
+		t.giveBack(nil)
+		return nil
+	}
+	if t.s.notCommitted(err) {
+		// The drivers have rolled back, or not: release makes sure of it.
+		t.giveBack(err)
+		return fmt.Errorf("receipts: COMMIT of transaction %s: %w", t.nonce, err)
+	}
+	t.giveBack(driver.ErrBadConn)
+	return fmt.Errorf("receipts: COMMIT of transaction %s: %w: %w", t.nonce, ErrCommitUnknown, err)
+}
+
+// alreadyEnded answers a Commit that came too late.
+func (t *sqliteTx) alreadyEnded(ctx context.Context, expired bool) error {
+	if !expired {
+		return fmt.Errorf("receipts: transaction %s: commit after commit or rollback: %w", t.nonce, sql.ErrTxDone)
+	}
+	select {
+	case <-t.ended:
+	case <-ctx.Done():
+	}
+	return fmt.Errorf("receipts: transaction %s: %w", t.nonce, budgetError(t.budget))
+}
+
+// rollbackAs rolls back after cause. An error of the connection itself decides about it: a ROLLBACK on a dead one may
+// answer anything.
+func (t *sqliteTx) rollbackAs(cause error) error {
+	err := t.tx.Rollback()
+	if errors.Is(cause, driver.ErrBadConn) {
+		return driver.ErrBadConn
+	}
+	return err
+}
+
+// notCommitted tells whether an error of COMMIT proves that nothing was committed.
+func (s *SQLite) notCommitted(err error) bool {
+	if errors.Is(err, driver.ErrBadConn) {
+		return false
+	}
+	if errors.Is(err, sql.ErrTxDone) { // nothing was sent
+		return true
+	}
+	code, ok := s.primaryCode(err)
+	if !ok {
+		return false
+	}
+	switch code {
+	case sqliteBusy, sqliteLocked, sqliteFull, sqliteReadOnly, sqliteConstraint:
+		return true
+	default:
+		return false
+	}
+}
+
+// seal proves that the transaction is still the one that Begin started, and writes the marker. Releasing the savepoint of
+// Begin fails where somebody committed or rolled back in between, in whatever way.
+func (t *sqliteTx) seal() error {
+	if _, err := t.tx.ExecContext(t.ctx, t.s.q.release); err != nil {
+		return t.sealError(err)
+	}
+	n := len(t.fresh)
+	if n == 0 {
+		return nil
+	}
+	written, err := t.writeMarker()
+	if err != nil {
+		return fmt.Errorf("writing the marker: %w", t.meaning(err))
+	}
+	if !written {
+		return fmt.Errorf("%w: not all of its %d fresh receipts are there", ErrTxEnded, n)
+	}
+	return nil
+}
+
+func (t *sqliteTx) sealError(err error) error {
+	code, ok := t.s.primaryCode(err)
+	switch {
+	case errors.Is(err, sql.ErrTxDone):
+		return ErrTxEnded
+	case ok && code == sqliteError:
+		return fmt.Errorf("%w: %w", ErrTxEnded, err)
+	case ok && code == sqliteBusy:
+		// Not contention: it would be the same every time. The code stays out of the chain for that reason.
+		return fmt.Errorf("a writing statement of the handler is still open: close its rows before returning (%v)", err) //nolint:errorlint // see above
+	default:
+		return err
+	}
+}
+
+// writeMarker inserts the marker on the condition that every fresh receipt is there with this nonce.
+func (t *sqliteTx) writeMarker() (written bool, err error) {
+	at := t.fresh[0].At.UnixMicro()
+	if len(t.fresh) == 1 {
+		c := t.fresh[0]
+		result, err := t.tx.ExecContext(t.ctx, t.s.q.markerOne, t.nonce[:], at, []byte(c.Scope), c.Key)
+		if err != nil {
+			return false, err
+		}
+		n, err := result.RowsAffected()
+		return n == 1, err
+	}
+	var there int
+	for _, chunk := range chunks(t.fresh) {
+		args := make([]any, 0, 2*len(chunk)+1)
+		for _, c := range chunk {
+			args = append(args, []byte(c.Scope), c.Key)
+		}
+		args = append(args, t.nonce[:])
+		var n int
+		query := fmt.Sprintf(t.s.q.countMany, tuples(len(chunk), 2))
+		if err := t.tx.QueryRowContext(t.ctx, query, args...).Scan(&n); err != nil {
+			return false, err
+		}
+		there += n
+	}
+	if there != len(t.fresh) {
+		return false, nil
+	}
+	_, err = t.tx.ExecContext(t.ctx, t.s.q.markerMany, t.nonce[:], len(t.fresh), at)
+	return err == nil, err
+}
+
+// Rollback undoes the transaction and gives its connection back. Where a statement of the handler still runs it returns by
+// ctx, with the context's error, and the rest happens when that statement has ended.
+func (t *sqliteTx) Rollback(ctx context.Context) error {
+	if _, ok := t.take(); ok {
+		if ctx.Done() == nil {
+			t.giveBack(t.tx.Rollback())
+			return nil
+		}
+		go func() { t.giveBack(t.tx.Rollback()) }()
+	}
+	select {
+	case <-t.ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("receipts: rollback of transaction %s waits for a statement: %w", t.nonce, ctx.Err())
+	}
+}
+
+// ready makes sure that the transaction is still open before the store writes into it, once a handler had it: outside
+// one the write would be committed at once. SQLite refuses BEGIN inside a transaction and nothing else happens.
+func (t *sqliteTx) ready(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if !t.lent {
+		return nil
+	}
+	_, err := t.tx.ExecContext(t.ctx, "BEGIN")
+	if err == nil {
+		_, _ = t.tx.ExecContext(t.ctx, "ROLLBACK")
+		return ErrTxEnded
+	}
+	if code, ok := t.s.primaryCode(err); ok && code == sqliteError {
+		return nil
+	}
+	return t.meaning(err)
+}
+
+// meaning says what database/sql's "transaction done" means here.
+func (t *sqliteTx) meaning(err error) error {
+	switch {
+	case t.isExpired():
+		return budgetError(t.budget)
+	case errors.Is(err, sql.ErrTxDone):
+		return ErrTxEnded
+	default:
+		return err
+	}
+}
