@@ -1,0 +1,3 @@
+package contracttest
+
+func lifeClauses() []Clause { return nil }
