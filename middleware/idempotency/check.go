@@ -1,0 +1,134 @@
+package idempotency
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+
+	"github.com/penstock-mq/penstock/middleware/receipts"
+)
+
+const (
+	defaultTxBudget          = 10 * time.Second
+	defaultContentionRetries = 8
+	// maxConsumer leaves room for handler name and topic in the scope.
+	maxConsumer = 200
+)
+
+// withDefaults fills in what zero stands for, and cuts the ties to the caller's maps and slices.
+func (c Config) withDefaults() Config {
+	if c.TxBudget == 0 {
+		c.TxBudget = defaultTxBudget
+	}
+	if c.ContentionRetries == 0 {
+		c.ContentionRetries = defaultContentionRetries
+	}
+	if isNil(c.Logger) {
+		c.Logger = watermill.NopLogger{}
+	}
+	c.Aliases = maps.Clone(c.Aliases)
+	c.Inside = slices.Clone(c.Inside)
+	return c
+}
+
+// check refuses what cannot work. Each error says what to change.
+func (c Config) check() error {
+	return errors.Join(c.checkNames(), c.checkBounds(), c.checkOutputs())
+}
+
+func (c Config) checkNames() error {
+	switch {
+	case c.Consumer == "":
+		return errors.New("Config.Consumer is empty: name the application that consumes")
+	case len(c.Consumer) > maxConsumer:
+		return fmt.Errorf("Config.Consumer has %d bytes: use at most %d", len(c.Consumer), maxConsumer)
+	case len(appendPart(nil, c.Scope)) > receipts.MaxScope:
+		return fmt.Errorf("Config.Scope has %d bytes: use at most %d", len(c.Scope), receipts.MaxScope-4)
+	}
+	written := make(map[string]string, len(c.Aliases))
+	for _, now := range slices.Sorted(maps.Keys(c.Aliases)) {
+		before := c.Aliases[now]
+		if now == "" || before == "" {
+			return fmt.Errorf("Config.Aliases maps %q to %q: neither may be empty", now, before)
+		}
+		if other, taken := written[before]; taken {
+			return fmt.Errorf("Config.Aliases gives handlers %q and %q the same old name %q: they would share receipts; use Config.Scope if they should",
+				other, now, before)
+		}
+		written[before] = now
+	}
+	return nil
+}
+
+func (c Config) checkBounds() error {
+	switch {
+	case c.Guarantee > AtMostOnce:
+		return fmt.Errorf("Config.Guarantee is %d: use EffectivelyOnce, AtLeastOnce or AtMostOnce", c.Guarantee)
+	case c.Conflict > HoldConflicts:
+		return fmt.Errorf("Config.Conflict is %d: use DivertConflicts or HoldConflicts", c.Conflict)
+	case c.Guarantee == AtLeastOnce && c.Conflict == HoldConflicts:
+		return errors.New("Config.Conflict is HoldConflicts, but AtLeastOnce has no receipts to find conflicts with: drop one of them")
+	case c.MaxAttempts != 0:
+		return fmt.Errorf("Config.MaxAttempts is %d: attempts are not counted yet, leave it 0", c.MaxAttempts)
+	case c.ContentionRetries < 0:
+		return fmt.Errorf("Config.ContentionRetries is %d: use 0 for %d, or a positive number", c.ContentionRetries, defaultContentionRetries)
+	case c.TxBudget < 0:
+		return fmt.Errorf("Config.TxBudget is %v: use 0 for %v, or a positive duration", c.TxBudget, defaultTxBudget)
+	case c.Limits.Lease < 0 || c.Limits.Horizon < 0 || c.Limits.MaxInFlight < 0:
+		return errors.New("Config.Limits has a negative limit: use 0 where it is unknown")
+	case c.Limits.Lease > 0 && c.TxBudget >= c.Limits.Lease:
+		return fmt.Errorf("Config.TxBudget %v is not below Limits.Lease %v, so the message could be taken away while its transaction is open: "+
+			"lower TxBudget or raise the subscriber's Lease", c.TxBudget, c.Limits.Lease)
+	case c.RetryBackoff.Min < 0 || c.RetryBackoff.Max < 0:
+		return errors.New("Config.RetryBackoff is negative: use 0 for 100 ms to 1 min, or positive durations")
+	case c.RetryBackoff.Max > 0 && c.RetryBackoff.Max < c.RetryBackoff.Min:
+		return fmt.Errorf("Config.RetryBackoff.Max %v is below Min %v: swap them", c.RetryBackoff.Max, c.RetryBackoff.Min)
+	}
+	return nil
+}
+
+func (c Config) checkOutputs() error {
+	switch {
+	case c.Outputs != nil && isNil(c.Outputs):
+		return fmt.Errorf("Config.Outputs is a nil %T: leave it out, or give a publisher", c.Outputs)
+	case c.Outputs != nil && c.OutputsThroughRouter:
+		return errors.New("Config.Outputs and OutputsThroughRouter exclude each other: use one of them")
+	}
+	for i, inside := range c.Inside {
+		if inside == nil {
+			return fmt.Errorf("Config.Inside[%d] is nil: leave it out", i)
+		}
+	}
+	return nil
+}
+
+// lanesFor gives the number of lanes: as many as make sense and leave one connection of the pool for everything else. A
+// single writer may share its only connection, because nothing here holds one while it asks for another.
+func lanesFor(info receipts.Info) (int, error) {
+	n := max(info.Lanes, 1)
+	if info.Pool <= 0 {
+		return n, nil
+	}
+	if info.Pool == 1 && info.Dialect != "sqlite" {
+		return 0, errors.New("the database handle has a pool of 1 connection, but a lane and the relay need one each: raise SetMaxOpenConns to 2 or more")
+	}
+	return max(1, min(n, info.Pool-1)), nil
+}
+
+// isNil also finds a nil pointer inside an interface.
+func isNil(v any) bool {
+	if v == nil {
+		return true
+	}
+	switch r := reflect.ValueOf(v); r.Kind() {
+	case reflect.Pointer, reflect.Map, reflect.Func, reflect.Chan, reflect.Interface, reflect.Slice:
+		return r.IsNil()
+	default:
+		return false
+	}
+}

@@ -1,0 +1,113 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/penstock-mq/penstock/middleware/receipts"
+)
+
+// run calls the handler with the transaction, stores its outputs and commits.
+func (m *Middleware[T]) run(p *pending[T], tx receipts.Tx[T], begun time.Time, h message.HandlerFunc) verdict {
+	c := &carrier{owner: m, parent: carrierIn(p.ctx), tx: tx.Tx(), scope: p.scope, key: p.key, route: p.route}
+	defer c.end()
+	ctx, cancel := context.WithDeadline(context.WithValue(p.ctx, carrierKey{}, c), begun.Add(m.cfg.TxBudget))
+	defer cancel() // after the transaction's end, so that nothing of it is cut
+	shadow := shadowOf(p.msg, ctx)
+
+	produced, err := h(shadow)
+	c.end()
+	if err == nil {
+		err = m.objection(p, c, shadow, begun)
+	}
+	if err != nil {
+		return m.handlerFailed(p, err, begun)
+	}
+	outputs, err := m.copyOutputs(p, append(produced, c.take()...))
+	if err != nil {
+		return m.handlerFailed(p, err, begun)
+	}
+	return m.commitWithOutputs(p, tx, outputs)
+}
+
+// innermost wraps the handler itself, inside Config.Inside: it stops what would run it again after a failure, and hands
+// outward, as messages, all outputs the transaction has collected.
+func (m *Middleware[T]) innermost(h message.HandlerFunc) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		c := carrierOf(msg.Context(), m)
+		if c == nil {
+			return nil, fmt.Errorf("a middleware in Config.Inside replaced the message's context: %w", ErrNoTx)
+		}
+		produced, err := c.guard(msg, h)
+		if published := c.take(); len(published) > 0 {
+			produced = append(published, produced...)
+		}
+		return produced, err
+	}
+}
+
+// objection is what stands against a commit although the handler returned nil.
+func (m *Middleware[T]) objection(p *pending[T], c *carrier, shadow *message.Message, begun time.Time) error {
+	switch fault := c.spoiled(); {
+	case fault != nil:
+		return fmt.Errorf("%w: %w", ErrTxFailed, fault)
+	case nacked(shadow):
+		return errNacked
+	case time.Since(begun) > m.cfg.TxBudget:
+		return context.DeadlineExceeded
+	case c.asked.Load():
+		return nil
+	case m.cfg.RequireTx:
+		return ErrTxUnused
+	}
+	m.counters.withoutTx.Add(1)
+	if _, known := m.withoutTx.LoadOrStore(p.handler, true); !known {
+		m.log.Error("A handler never asked for its transaction: its effect is outside the promise", ErrNoTx, m.fields(p).Add(
+			watermill.LogFields{"remedy": "use Handle or TxFrom; RequireTx refuses such a handler"}))
+	}
+	return nil
+}
+
+// handlerFailed tells whose failure it is that a handler failed.
+func (m *Middleware[T]) handlerFailed(p *pending[T], err error, begun time.Time) verdict {
+	if wasCancelled(p.ctx) {
+		if !errors.Is(err, context.Canceled) {
+			err = fmt.Errorf("%w: %w", context.Canceled, err)
+		}
+		return returned(err)
+	}
+	if errors.Is(err, ErrNoOutputs) || errors.Is(err, ErrTxUnused) || errors.Is(err, ErrNested) {
+		return returnedAndHeld(err) // the program has to change, not the message
+	}
+	return m.classify(err, func(err error) verdict {
+		switch {
+		case isPermanent(err):
+			return permanent(err)
+		case time.Since(begun) > m.cfg.TxBudget:
+			return failed(fmt.Errorf("TxBudget of %v is over: %w", m.cfg.TxBudget, err))
+		default:
+			return failed(err)
+		}
+	})
+}
+
+// commitWithOutputs stores the outputs and commits. An error in here is charged: what breaks a transaction that could
+// claim is what the handler did with it.
+func (m *Middleware[T]) commitWithOutputs(p *pending[T], tx receipts.Tx[T], outputs []receipts.Output) verdict {
+	then := done(&m.counters.handled)
+	if len(outputs) > 0 {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), m.cfg.TxBudget)
+		defer cancel()
+		stored, err := tx.AddOutputs(ctx, outputs)
+		if err != nil {
+			return m.classify(fmt.Errorf("store outputs: %w", err), failed)
+		}
+		then.outputs = stored
+	}
+	return m.commit(p, tx, then, m.whenUnknown(), failed)
+}

@@ -1,0 +1,147 @@
+package idempotency
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-mq/penstock/middleware/receipts"
+)
+
+// counters are those of Report.
+type counters struct {
+	handled, replayed, conflicted, refused, diverted, torn atomic.Uint64
+	failed, returned                                       atomic.Uint64
+	contention, outages, unknownCommits, withoutTx         atomic.Uint64
+	outputsSent, outputsFailed                             atomic.Uint64
+}
+
+// Report is what the middleware tells of itself. Counters start at zero with New and only grow. Every delivery that was
+// acknowledged is counted in exactly one of Handled, Replayed, Conflicted, Refused, Diverted and Torn, and every other in
+// exactly one of Failed and Returned.
+type Report struct {
+	// Handled: the handler's effect committed, now.
+	Handled uint64
+	// Replayed: a receipt with the same payload was there; nothing was written.
+	Replayed uint64
+	// Conflicted: a receipt with another payload was there. With HoldConflicts such a delivery is counted in Returned too,
+	// each time it comes.
+	Conflicted uint64
+	// Refused: no valid identity, or refused by Validate; its dead letter is stored.
+	Refused uint64
+	// Diverted: the handler said Permanent; its dead letter is stored.
+	Diverted uint64
+	// Torn: its receipt is torn; its dead letter is stored.
+	Torn uint64
+	// Failed: the handler failed, by error, Nack, panic or Goexit; the message comes again.
+	Failed uint64
+	// Returned: it went back to the broker without being charged.
+	Returned uint64
+	// Contention counts transactions that met contention.
+	Contention uint64
+	// Outages counts how often the database went away.
+	Outages uint64
+	// UnknownCommits counts COMMITs whose answer was lost, whatever became of them.
+	UnknownCommits uint64
+	// WithoutTx counts handler runs that never asked for their transaction.
+	WithoutTx uint64
+	// OutputsSent counts outputs that Config.Outputs took; OutputsFailed those of a Publish that failed.
+	OutputsSent, OutputsFailed uint64
+
+	Health Health
+	// Unchecked names the limits of Config.Limits that are unknown, so that nothing is checked against them.
+	Unchecked []string
+	// Store is what the store's Check found in New.
+	Store receipts.Info
+}
+
+// Health is a snapshot of what goes on.
+type Health struct {
+	// Paused: the database is away, since PausedSince, because of Reason.
+	Paused      bool
+	PausedSince time.Time
+	Reason      string
+	// LastCommit is when a transaction last committed; zero: none yet.
+	LastCommit time.Time
+	// Pending is the number of deliveries inside the middleware, and OldestPending when the first of them arrived.
+	Pending       int
+	OldestPending time.Time
+	// Lanes is the most transactions that run at a time, and LanesBusy how many are running.
+	Lanes, LanesBusy int
+	// RelayRunning: a Run has not returned.
+	RelayRunning bool
+}
+
+// Report gives a snapshot. It asks the database nothing and does not block.
+func (m *Middleware[T]) Report() Report {
+	c := &m.counters
+	return Report{
+		Handled: c.handled.Load(), Replayed: c.replayed.Load(), Conflicted: c.conflicted.Load(),
+		Refused: c.refused.Load(), Diverted: c.diverted.Load(), Torn: c.torn.Load(),
+		Failed: c.failed.Load(), Returned: c.returned.Load(),
+		Contention: c.contention.Load(), Outages: c.outages.Load(),
+		UnknownCommits: c.unknownCommits.Load(), WithoutTx: c.withoutTx.Load(),
+		OutputsSent: c.outputsSent.Load(), OutputsFailed: c.outputsFailed.Load(),
+		Health: m.health(), Unchecked: m.cfg.unchecked(), Store: m.info,
+	}
+}
+
+func (m *Middleware[T]) health() Health {
+	h := Health{Lanes: cap(m.lanes), LanesBusy: len(m.lanes), RelayRunning: m.relaying.Load()}
+	h.PausedSince, h.Reason = m.gate.state()
+	h.Paused = !h.PausedSince.IsZero()
+	h.Pending, h.OldestPending = m.inside.state()
+	if at := m.lastCommit.Load(); at != 0 {
+		h.LastCommit = time.Unix(0, at)
+	}
+	return h
+}
+
+// committed notes that a transaction committed.
+func (m *Middleware[T]) committed() { m.lastCommit.Store(time.Now().UnixNano()) }
+
+func (c Config) unchecked() []string {
+	var names []string
+	if c.Limits.MaxInFlight == 0 {
+		names = append(names, "MaxInFlight")
+	}
+	if c.Limits.Lease == 0 {
+		names = append(names, "Lease")
+	}
+	if c.Limits.Horizon == 0 {
+		names = append(names, "Horizon")
+	}
+	return names
+}
+
+// arrivals knows the deliveries inside the middleware.
+type arrivals struct {
+	mu sync.Mutex
+	at map[any]time.Time
+}
+
+func (a *arrivals) enter(who any, at time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.at == nil {
+		a.at = make(map[any]time.Time)
+	}
+	a.at[who] = at
+}
+
+func (a *arrivals) leave(who any) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.at, who)
+}
+
+func (a *arrivals) state() (n int, oldest time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, at := range a.at {
+		if oldest.IsZero() || at.Before(oldest) {
+			oldest = at
+		}
+	}
+	return len(a.at), oldest
+}

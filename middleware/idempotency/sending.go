@@ -1,0 +1,170 @@
+package idempotency
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/penstock-mq/penstock/middleware/receipts"
+)
+
+const (
+	// publishBound is how long a message, or the relay, waits for Config.Outputs to take outputs. A publish that takes
+	// longer goes on in the background, and is still marked when it succeeds. It is below the usual drain and close
+	// timeouts and leases.
+	publishBound = 15 * time.Second
+	// maxPublishing is the most publishes that run at a time, those in the background included. Beyond it outputs are
+	// left to the relay.
+	maxPublishing = 256
+	// ownedFor is how long outputs that a publish of this process has taken are left alone by the relay.
+	ownedFor = 4 * publishBound
+)
+
+// sending knows which transactions' outputs this process is publishing, so that committer, replay and relay do not send
+// the same ones at the same time.
+type sending struct {
+	slots chan struct{}
+
+	mu    sync.Mutex
+	owned map[receipts.Nonce]time.Time // until when
+}
+
+func newSending() *sending {
+	return &sending{slots: make(chan struct{}, maxPublishing), owned: make(map[receipts.Nonce]time.Time)}
+}
+
+// take gives the outputs whose transactions nobody here is publishing, and owns them until free.
+func (s *sending) take(outputs []receipts.Output) []receipts.Output {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	mine := make(map[receipts.Nonce]bool, 1)
+	taken := make([]receipts.Output, 0, len(outputs))
+	for _, output := range outputs {
+		owner, known := mine[output.Nonce]
+		if !known {
+			until, other := s.owned[output.Nonce]
+			owner = !other || now.After(until)
+			mine[output.Nonce] = owner
+		}
+		if owner {
+			s.owned[output.Nonce] = now.Add(ownedFor)
+			taken = append(taken, output)
+		}
+	}
+	return taken
+}
+
+func (s *sending) free(outputs []receipts.Output) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, output := range outputs {
+		delete(s.owned, output.Nonce)
+	}
+}
+
+// send publishes outputs and marks those that the publisher took. It tells how many were not sent, or not known to be
+// sent when publishBound was over; those are the relay's. It holds neither lane nor transaction while it publishes.
+func (m *Middleware[T]) send(outputs []receipts.Output) (unsent int) {
+	outputs = m.sending.take(outputs)
+	if len(outputs) == 0 {
+		return 0
+	}
+	timer := time.NewTimer(publishBound)
+	defer timer.Stop()
+	select {
+	case m.sending.slots <- struct{}{}:
+	case <-timer.C:
+		m.sending.free(outputs)
+		m.counters.outputsFailed.Add(uint64(len(outputs)))
+		m.log.Error("Too many publishes are under way; the outputs are left to the relay", context.DeadlineExceeded, nil)
+		return len(outputs)
+	}
+	answer := make(chan int, 1)
+	go m.publishAndMark(outputs, answer)
+	select {
+	case unsent = <-answer:
+		return unsent
+	case <-timer.C:
+		m.log.Error("Outputs are still being published; the message does not wait for them any longer", context.DeadlineExceeded,
+			watermill.LogFields{"topic": outputs[0].Topic, "outputs": len(outputs)})
+		return len(outputs)
+	}
+}
+
+// publishAndMark makes one Publish for each topic, in the order in which topics first appear, then marks what was taken.
+// It runs in a goroutine of its own, so that a publisher which blocks or ends its goroutine does not take the message's
+// router goroutine with it.
+func (m *Middleware[T]) publishAndMark(outputs []receipts.Output, answer chan<- int) {
+	unsent := len(outputs)
+	defer func() {
+		m.sending.free(outputs)
+		<-m.sending.slots
+		answer <- unsent
+	}()
+	var sent []receipts.OutputRef
+	for _, group := range byTopic(outputs) {
+		if err := m.publishGroup(group); err != nil {
+			m.counters.outputsFailed.Add(uint64(len(group)))
+			m.log.Error("Cannot publish outputs; the relay will", err, watermill.LogFields{"topic": group[0].Topic, "outputs": len(group)})
+			continue
+		}
+		m.counters.outputsSent.Add(uint64(len(group)))
+		unsent -= len(group)
+		for _, output := range group {
+			sent = append(sent, output.OutputRef)
+		}
+	}
+	m.markSent(sent)
+}
+
+// publishGroup publishes outputs of one topic. A publisher that panics, or ends its goroutine, has failed.
+func (m *Middleware[T]) publishGroup(group []receipts.Output) (err error) {
+	messages := make([]*message.Message, len(group))
+	for i, output := range group {
+		messages[i] = messageOf(output)
+	}
+	defer func() {
+		if value := recover(); value != nil {
+			err = fmt.Errorf("the publisher panicked: %v", value)
+		}
+	}()
+	return m.cfg.Outputs.Publish(group[0].Topic, messages...)
+}
+
+// markSent notes what was sent. Where it fails, the relay sends those outputs again, with the same ids.
+func (m *Middleware[T]) markSent(sent []receipts.OutputRef) {
+	if len(sent) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), m.cfg.TxBudget)
+	defer cancel()
+	err := m.lanes.acquire(ctx) // it writes: beside a single writer it would only meet contention
+	if err == nil {
+		defer m.lanes.release()
+		err = m.store.MarkSent(ctx, sent, time.Now())
+	}
+	if err != nil {
+		m.log.Error("Cannot mark outputs as sent; they will be sent again, with the same ids", err, watermill.LogFields{"outputs": len(sent)})
+	}
+}
+
+// byTopic groups outputs by topic, in the order in which topics first appear. Inside a group the order stays.
+func byTopic(outputs []receipts.Output) [][]receipts.Output {
+	at := make(map[string]int, 1)
+	var groups [][]receipts.Output
+	for _, output := range outputs {
+		i, known := at[output.Topic]
+		if !known {
+			i = len(groups)
+			at[output.Topic] = i
+			groups = append(groups, nil)
+		}
+		groups[i] = append(groups[i], output)
+	}
+	return groups
+}

@@ -1,0 +1,74 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+
+	"github.com/penstock-mq/penstock/middleware/receipts"
+)
+
+// kind is what one round through a transaction came to.
+type kind uint8
+
+const (
+	kindNone       kind = iota // it did not return: a panic or Goexit passes
+	kindDone                   // durable, or proven before: acknowledge
+	kindClaimed                // AtMostOnce: the receipt is committed, the handler comes next
+	kindFailed                 // the handler failed: charged
+	kindPermanent              // the handler failed for good: divert
+	kindReturned               // back to the broker, nobody's failed attempt
+	kindContention             // another transaction was in the way
+	kindOutage                 // the database is away
+	kindUnknown                // the outcome of COMMIT is unknown
+)
+
+// verdict is the result of one round.
+type verdict struct {
+	kind kind
+	err  error
+	// hold: returned to a foreign subscriber, it would come back at once: slow it down.
+	hold bool
+	// count is the counter that a done message belongs to.
+	count *atomic.Uint64
+	// replay: the receipt was there before; its unsent outputs are looked up.
+	replay bool
+	// outputs are those stored by this transaction.
+	outputs []receipts.Output
+	// nonce names the transaction of an unknown outcome, and then is what it is worth if it did commit.
+	nonce receipts.Nonce
+	then  *verdict
+}
+
+func done(count *atomic.Uint64) verdict     { return verdict{kind: kindDone, count: count} }
+func failed(err error) verdict              { return verdict{kind: kindFailed, err: err} }
+func returned(err error) verdict            { return verdict{kind: kindReturned, err: err} }
+func returnedAndHeld(err error) verdict     { return verdict{kind: kindReturned, err: err, hold: true} }
+func (v verdict) blocked() (blocked bool)   { return v.kind == kindContention || v.kind == kindOutage }
+func contention(err error) verdict          { return verdict{kind: kindContention, err: err} }
+func outage(err error) verdict              { return verdict{kind: kindOutage, err: err} }
+func permanent(err error) verdict           { return verdict{kind: kindPermanent, err: err} }
+func wasCancelled(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }
+
+// reached tells whether the round proves that the database answers.
+func (v verdict) reached() bool {
+	switch v.kind {
+	case kindDone, kindClaimed, kindFailed, kindPermanent, kindContention:
+		return true
+	default:
+		return false
+	}
+}
+
+// classify tells what an error of the database, or of a handler that met one, means. Anything that is neither contention
+// nor an outage is the other verdict.
+func (m *Middleware[T]) classify(err error, other func(error) verdict) verdict {
+	switch m.store.Classify(err) {
+	case receipts.ClassContention:
+		return contention(err)
+	case receipts.ClassOutage:
+		return outage(err)
+	default:
+		return other(err)
+	}
+}
