@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync/atomic"
 )
 
 // SQLiteOptions configures the store on SQLite; the zero value is right for modernc.org/sqlite and
@@ -34,6 +35,8 @@ type SQLite struct {
 	codeOf      func(error) (int, bool)
 	allowUnsafe bool
 	q           sqliteQueries
+
+	prepared atomic.Pointer[sqlitePrepared]
 }
 
 var _ Store[*sql.Tx] = (*SQLite)(nil)
@@ -88,19 +91,39 @@ func (s *SQLite) conn(ctx context.Context) (*sql.Conn, error) {
 	return conn, err
 }
 
-// read runs f with a connection of its own.
-func (s *SQLite) read(ctx context.Context, f func(conn *sql.Conn) error) error {
-	conn, err := s.conn(ctx)
-	if err != nil {
-		return err
+// deadConnections is how often a call takes another connection when the pool handed out a dead one. database/sql does the
+// same for statements outside a transaction, but not for those on a connection that was taken out of the pool.
+const deadConnections = 3
+
+func again(f func() error) error {
+	for attempt := 1; ; attempt++ {
+		err := f()
+		if attempt == deadConnections || !errors.Is(err, driver.ErrBadConn) {
+			return err
+		}
 	}
-	defer func() { _ = conn.Close() }()
-	return f(conn)
+}
+
+// read runs f, which only reads, with a connection of its own. f may run more than once.
+func (s *SQLite) read(ctx context.Context, f func(conn *sql.Conn) error) error {
+	return again(func() error {
+		conn, err := s.conn(ctx)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = conn.Close() }()
+		return f(conn)
+	})
 }
 
 // write runs f in a short transaction of the store itself, begun as a writer whatever the DSN says, and ends it as keep
-// says. f gets a context that is not cancelled: SQLite ends a transaction whose statement is interrupted.
+// says. f may run more than once, even after a COMMIT whose answer was lost, so doing it twice must be the same. f gets a
+// context that is not cancelled: SQLite ends a transaction whose statement is interrupted.
 func (s *SQLite) write(ctx context.Context, keep bool, f func(ctx context.Context, conn *sql.Conn) error) error {
+	return again(func() error { return s.writeOnce(ctx, keep, f) })
+}
+
+func (s *SQLite) writeOnce(ctx context.Context, keep bool, f func(ctx context.Context, conn *sql.Conn) error) error {
 	conn, err := s.conn(ctx)
 	if err != nil {
 		return err

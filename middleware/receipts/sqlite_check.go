@@ -63,10 +63,14 @@ func (s *SQLite) check(ctx context.Context, info *Info) error {
 		return err
 	}
 	return s.insist(ctx, func() error {
-		return s.read(ctx, func(conn *sql.Conn) error {
+		err := s.read(ctx, func(conn *sql.Conn) (err error) {
 			info.Schema, err = s.schemaVersion(ctx, conn, len(migrations))
 			return err
 		})
+		if err != nil {
+			return err
+		}
+		return s.prepare(ctx)
 	})
 }
 

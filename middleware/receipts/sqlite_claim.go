@@ -70,7 +70,7 @@ func checkClaims(claims []Claim) error {
 }
 
 func (t *sqliteTx) claimOne(c Claim) ([]ClaimResult, error) {
-	inserted, err := t.tx.ExecContext(t.ctx, t.s.q.claimOne, claimArgs(nil, t.nonce, c)...)
+	inserted, err := t.exec(t.s.q.claimOne, claimArgs(nil, t.nonce, c)...)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +81,7 @@ func (t *sqliteTx) claimOne(c Claim) ([]ClaimResult, error) {
 	if n == 1 {
 		return []ClaimResult{{Status: ClaimFresh}}, nil
 	}
-	_, result, err := t.scanHeld(t.tx.QueryRowContext(t.ctx, t.s.q.heldOne, []byte(c.Scope), c.Key).Scan)
+	_, result, err := t.scanHeld(t.queryRow(t.s.q.heldOne, []byte(c.Scope), c.Key).Scan)
 	if err != nil {
 		return nil, err
 	}

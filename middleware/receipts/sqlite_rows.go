@@ -39,7 +39,7 @@ func (t *sqliteTx) addOutput(o *Output) error {
 	if err != nil {
 		return err
 	}
-	_, err = t.tx.ExecContext(t.ctx, t.s.q.addOutput, o.Nonce[:], o.Position, []byte(o.Scope), blob(o.Key), []byte(o.Topic),
+	_, err = t.exec(t.s.q.addOutput, o.Nonce[:], o.Position, []byte(o.Scope), blob(o.Key), []byte(o.Topic),
 		[]byte(o.UUID), metadata, blob(o.Payload), o.At.UnixMicro(), boolInt(o.ViaRouter))
 	return err
 }
@@ -65,7 +65,7 @@ func (t *sqliteTx) divert(l DeadLetter) error {
 	if err != nil {
 		return err
 	}
-	_, err = t.tx.ExecContext(t.ctx, t.s.q.divert, []byte(l.Scope), blob(l.Key), blob(l.Fingerprint), string(l.Kind),
+	_, err = t.exec(t.s.q.divert, []byte(l.Scope), blob(l.Key), blob(l.Fingerprint), string(l.Kind),
 		readable(l.Reason), []byte(l.Consumer), []byte(l.Handler), []byte(l.Topic), []byte(l.UUID), metadata,
 		blob(l.Payload), l.At.UnixMicro())
 	return err
@@ -112,6 +112,7 @@ func (s *SQLite) Outputs(ctx context.Context, scope string, key []byte) ([]Outpu
 func (s *SQLite) outputs(ctx context.Context, query string, args []any) ([]Output, error) {
 	var outputs []Output
 	err := s.read(ctx, func(conn *sql.Conn) error {
+		outputs = nil
 		return queryAll(ctx, conn, query, args, func(scan scanFunc) error {
 			o, err := scanOutput(scan)
 			outputs = append(outputs, o)
@@ -177,6 +178,7 @@ func (s *SQLite) DeadLetters(ctx context.Context, limit int) ([]DeadLetter, erro
 	}
 	var letters []DeadLetter
 	err := s.read(ctx, func(conn *sql.Conn) error {
+		letters = nil
 		return queryAll(ctx, conn, s.q.deadLetters, []any{limit}, func(scan scanFunc) error {
 			l, err := scanDeadLetter(scan)
 			letters = append(letters, l)
@@ -207,8 +209,9 @@ func scanDeadLetter(scan scanFunc) (DeadLetter, error) {
 
 // Stats counts the rows of all tables in one statement, so that the counts fit together.
 func (s *SQLite) Stats(ctx context.Context) (Stats, error) {
-	stats := Stats{DeadLetters: map[DeadLetterKind]int{}}
+	var stats Stats
 	err := s.read(ctx, func(conn *sql.Conn) error {
+		stats = Stats{DeadLetters: map[DeadLetterKind]int{}}
 		return queryAll(ctx, conn, s.q.stats, []any{int64(math.MaxInt64)}, func(scan scanFunc) error {
 			var what, label string
 			var n int

@@ -10,10 +10,6 @@ import (
 	"time"
 )
 
-// beginAttempts is how often Begin takes another connection when the pool handed out a dead one, as database/sql does for
-// statements outside a transaction.
-const beginAttempts = 3
-
 // Begin starts a transaction as the handle's DSN says, which Check has seen to be as a writer. It returns by ctx even
 // where the driver's wait for the lock (busy_timeout) is deaf; the connection then goes back when that wait has ended.
 // Waiting for a connection until the deadline is an outage for Classify, waiting for the lock is contention.
@@ -21,15 +17,15 @@ func (s *SQLite) Begin(ctx context.Context, opts TxOptions) (Tx[*sql.Tx], error)
 	if opts.Budget < 0 {
 		return nil, fmt.Errorf("receipts: begin: negative budget %v", opts.Budget)
 	}
-	for attempt := 1; ; attempt++ {
-		tx, err := s.begin(ctx, opts)
-		if err == nil {
-			return tx, nil
-		}
-		if attempt == beginAttempts || !errors.Is(err, driver.ErrBadConn) {
-			return nil, fmt.Errorf("receipts: begin: %w", err)
-		}
+	var t *sqliteTx
+	err := again(func() (err error) {
+		t, err = s.begin(ctx, opts)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("receipts: begin: %w", err)
 	}
+	return t, nil
 }
 
 func (s *SQLite) begin(ctx context.Context, opts TxOptions) (*sqliteTx, error) {
@@ -48,7 +44,7 @@ func (s *SQLite) begin(ctx context.Context, opts TxOptions) (*sqliteTx, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := t.tx.ExecContext(t.ctx, s.q.savepoint); err != nil {
+	if _, err := t.exec(s.q.savepoint); err != nil {
 		t.abandon()
 		return nil, err
 	}
@@ -214,7 +210,7 @@ func (s *SQLite) notCommitted(err error) bool {
 // seal proves that the transaction is still the one that Begin started, and writes the marker. Releasing the savepoint of
 // Begin fails where somebody committed or rolled back in between, in whatever way.
 func (t *sqliteTx) seal() error {
-	if _, err := t.tx.ExecContext(t.ctx, t.s.q.release); err != nil {
+	if _, err := t.exec(t.s.q.release); err != nil {
 		return t.sealError(err)
 	}
 	n := len(t.fresh)
@@ -251,7 +247,7 @@ func (t *sqliteTx) writeMarker() (written bool, err error) {
 	at := t.fresh[0].At.UnixMicro()
 	if len(t.fresh) == 1 {
 		c := t.fresh[0]
-		result, err := t.tx.ExecContext(t.ctx, t.s.q.markerOne, t.nonce[:], at, []byte(c.Scope), c.Key)
+		result, err := t.exec(t.s.q.markerOne, t.nonce[:], at, []byte(c.Scope), c.Key)
 		if err != nil {
 			return false, err
 		}
@@ -267,7 +263,7 @@ func (t *sqliteTx) writeMarker() (written bool, err error) {
 		args = append(args, t.nonce[:])
 		var n int
 		query := fmt.Sprintf(t.s.q.countMany, tuples(len(chunk), 2))
-		if err := t.tx.QueryRowContext(t.ctx, query, args...).Scan(&n); err != nil {
+		if err := t.queryRow(query, args...).Scan(&n); err != nil {
 			return false, err
 		}
 		there += n
@@ -275,7 +271,7 @@ func (t *sqliteTx) writeMarker() (written bool, err error) {
 	if there != len(t.fresh) {
 		return false, nil
 	}
-	_, err = t.tx.ExecContext(t.ctx, t.s.q.markerMany, t.nonce[:], len(t.fresh), at)
+	_, err = t.exec(t.s.q.markerMany, t.nonce[:], len(t.fresh), at)
 	return err == nil, err
 }
 
@@ -306,9 +302,9 @@ func (t *sqliteTx) ready(ctx context.Context) error {
 	if !t.lent {
 		return nil
 	}
-	_, err := t.tx.ExecContext(t.ctx, "BEGIN")
+	_, err := t.exec("BEGIN")
 	if err == nil {
-		_, _ = t.tx.ExecContext(t.ctx, "ROLLBACK")
+		_, _ = t.exec("ROLLBACK")
 		return ErrTxEnded
 	}
 	if code, ok := t.s.primaryCode(err); ok && code == sqliteError {
