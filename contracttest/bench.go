@@ -167,7 +167,7 @@ func (m *member) receive(ctx context.Context, open func() int, use func(sdk.Deli
 }
 
 // fence sends two messages, one after the other, receives until each came, acks them, and returns what else came
-// meanwhile. In a bubble it goes on receiving for a second of virtual time.
+// meanwhile. In a bubble it lingers.
 func (m *member) fence(ctx context.Context) ([]sdk.Delivery, error) {
 	var others []sdk.Delivery
 	for range 2 {
@@ -200,12 +200,16 @@ func (m *member) fence(ctx context.Context) ([]sdk.Delivery, error) {
 	return m.linger(ctx, others)
 }
 
-// linger receives for a second of virtual time; outside a bubble it does nothing.
+// linger receives for a second of virtual time, or a quarter of the lease; outside a bubble it does nothing.
 func (m *member) linger(ctx context.Context, others []sdk.Delivery) ([]sdk.Delivery, error) {
 	if !m.b.e.h.Bubble {
 		return others, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	span := time.Second
+	if lease := m.src.Capabilities().Lease; lease > 0 {
+		span = min(span, lease/4)
+	}
+	ctx, cancel := context.WithTimeout(ctx, span)
 	defer cancel()
 	for ctx.Err() == nil {
 		got, err := m.src.Receive(ctx, benchWindow)
