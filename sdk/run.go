@@ -1,0 +1,125 @@
+package sdk
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// Run runs a router until it ends by itself or ctx is done; then it shuts down in the order that loses nothing:
+//
+//  1. The router goes on running: its context is detached from ctx.
+//  2. All subscribers stop: no more intake, what was handed out is settled, outputs are published.
+//  3. Messages that foreign subscribers hand over from now on are parked: read, neither acked nor nacked, never handled.
+//     Their broker hands them out again. Those being handled are waited for.
+//  4. When nothing is in flight, or the longest DrainTimeout is over, the router closes, and with it its publishers.
+//
+// The subscribers are those of this package that the router's handlers use; one that is left out is found by its messages.
+// Handlers that start later, by RunHandlers, are covered, too. After Run the subscribers are stopped for good, drivers are
+// open. It must be called instead of [message.Router.Run], once, before the router runs: it adds a subscriber decorator,
+// the outermost. Under Run also Handler.Stop and a plain Router.Close wait for messages of foreign subscribers.
+//
+// It returns the router's error, joined with those of subscribers that did not stop in time; nil after an orderly end.
+func Run(ctx context.Context, router *message.Router, subs ...*Subscriber) error {
+	if router == nil {
+		return errors.New("run: the router is nil")
+	}
+	p := newParking(subs)
+	router.AddSubscriberDecorators(p.decorate)
+	ended := make(chan error, 1)
+	go func() { ended <- router.Run(context.WithoutCancel(ctx)) }()
+	select {
+	case err := <-ended:
+		return errors.Join(err, p.stopAll())
+	case <-ctx.Done():
+	}
+	p.park()
+	stopped := make(chan error, 1)
+	go func() { stopped <- p.stopAll() }()
+	select { // a router that is still starting fails now, because its subscribers are closed
+	case err := <-ended:
+		return errors.Join(err, <-stopped)
+	case <-router.Running():
+	}
+	p.waitIdle()
+	stopErr := <-stopped
+	closeErr := router.Close()
+	return errors.Join(<-ended, closeErr, stopErr)
+}
+
+// parking is what Run knows about the subscriptions of its router.
+type parking struct {
+	parked   chan struct{} // closed by park
+	parkOnce sync.Once
+	timeout  time.Duration
+
+	mu     sync.Mutex
+	owners map[*Subscriber]struct{}
+	lots   map[*lot]struct{}
+}
+
+func newParking(subs []*Subscriber) *parking {
+	p := &parking{
+		parked:  make(chan struct{}),
+		timeout: DefaultDrainTimeout,
+		owners:  map[*Subscriber]struct{}{},
+		lots:    map[*lot]struct{}{},
+	}
+	for _, s := range subs {
+		if s != nil {
+			p.owners[s] = struct{}{}
+			p.timeout = max(p.timeout, s.cfg.DrainTimeout)
+		}
+	}
+	return p
+}
+
+// park makes all lots stop passing on foreign messages.
+func (p *parking) park() { p.parkOnce.Do(func() { close(p.parked) }) }
+
+// stopAll closes all subscribers of this package and waits for them.
+func (p *parking) stopAll() error {
+	p.mu.Lock()
+	errs := make(chan error, len(p.owners))
+	n := len(p.owners)
+	for s := range p.owners {
+		go func() { errs <- s.Close() }()
+	}
+	p.mu.Unlock()
+	all := make([]error, n)
+	for i := range all {
+		all[i] = <-errs
+	}
+	return errors.Join(all...)
+}
+
+// waitIdle waits until every foreign message that was passed on is settled, or the time is over.
+func (p *parking) waitIdle() {
+	ctx, cancel := context.WithTimeout(context.Background(), p.timeout)
+	defer cancel()
+	p.mu.Lock()
+	lots := make([]*lot, 0, len(p.lots))
+	for l := range p.lots {
+		lots = append(lots, l)
+	}
+	p.mu.Unlock()
+	for _, l := range lots {
+		l.waitIdle(ctx)
+	}
+}
+
+// sees notes the owner of a message, for subscribers that were not given to Run.
+func (p *parking) sees(s *Subscriber) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.owners[s] = struct{}{}
+}
+
+func (p *parking) forget(l *lot) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.lots, l)
+}
