@@ -98,15 +98,17 @@ func (l *inflights) all() []*inflight {
 	return out
 }
 
-// fifo is a queue that keeps its memory.
+// fifo is a queue that keeps its memory, and no more than that: one that never runs empty must not grow.
 type fifo struct {
 	items []*inflight
 	head  int
 }
 
 func (q *fifo) push(e *inflight) {
-	if q.head > 0 && q.head == len(q.items) {
-		q.items, q.head = q.items[:0], 0
+	if len(q.items) == cap(q.items) && 2*q.head >= len(q.items) && q.head > 0 {
+		n := copy(q.items, q.items[q.head:])
+		clear(q.items[n:])
+		q.items, q.head = q.items[:n], 0
 	}
 	q.items = append(q.items, e)
 }
