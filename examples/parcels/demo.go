@@ -1,0 +1,215 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/penstock-mq/penstock/contracttest/pipe"
+	"github.com/penstock-mq/penstock/drivers/memory"
+	"github.com/penstock-mq/penstock/sdk"
+)
+
+const (
+	// stallTime without one acknowledgement ends the run: something is lost, or the machine is out of its depth.
+	stallTime = 30 * time.Second
+	// stopTime is what the consumer gets to end in an orderly way.
+	stopTime = 30 * time.Second
+	// publishBatch is how many messages are sent at once.
+	publishBatch = 50
+)
+
+// demo is one run.
+type demo struct {
+	opts     options
+	out      *display
+	sent     []input
+	database string
+	socket   string
+	broker   sdk.Driver
+	tally    *tally
+
+	kills    map[point]int
+	replayed uint64
+}
+
+// runDemo runs all of it and prints the result to stdout, the progress to stderr. It returns errVerdict, wrapped, where
+// the check fails, and ctx's error soon after ctx is done. It leaves no process, and no file outside of -dir.
+func runDemo(ctx context.Context, opts options, stdout, stderr io.Writer) error {
+	start := time.Now()
+	clean, err := events(opts.events, opts.seed)
+	if err != nil {
+		return err
+	}
+	sent := disturb(clean, opts.seed)
+	database, removeDatabase, err := opts.databasePath()
+	if err != nil {
+		return err
+	}
+	defer removeDatabase()
+	// The socket has a folder of its own: its path must be short, and it never stays.
+	socketDir, err := os.MkdirTemp("", "parcels-")
+	if err != nil {
+		return fmt.Errorf("make a folder for the socket: %w", err)
+	}
+	defer os.RemoveAll(socketDir) //nolint:errcheck // nothing can be done about it
+
+	broker, err := memory.NewNetwork(memory.Options{}).Driver("carrier")
+	if err != nil {
+		return fmt.Errorf("open the broker: %w", err)
+	}
+	defer broker.Close(context.Background()) //nolint:errcheck // it ends with this process
+	d := &demo{
+		opts: opts, sent: sent, database: database, socket: filepath.Join(socketDir, "broker"),
+		out: newDisplay(stderr, len(sent)), broker: broker, tally: newTally(), kills: map[point]int{},
+	}
+	err = d.process(ctx)
+	d.out.end()
+	if err != nil {
+		return err
+	}
+	result, err := inspect(ctx, database, expect(sent))
+	if err != nil {
+		return err
+	}
+	result.deliveries, _, _ = d.tally.counts()
+	result.events, result.replayed, result.kills, result.planned = opts.events, d.replayed, d.kills, opts.kills
+	result.bare, result.took = opts.bare, time.Since(start)
+	return result.print(stdout)
+}
+
+// process publishes everything, and lets one consumer process after the other work until all is acknowledged.
+func (d *demo) process(ctx context.Context) error {
+	listener, err := net.Listen("unix", d.socket)
+	if err != nil {
+		return fmt.Errorf("open the socket between broker and consumer: %w", err)
+	}
+	// The group is there before the first message, so that none is sent to nobody.
+	binding := sdk.Binding{Topic: topic, Group: group, Declare: true}
+	if err := d.broker.Prepare(ctx, binding); err != nil {
+		listener.Close()
+		return fmt.Errorf("prepare topic %s: %w", topic, err)
+	}
+	ctx, done := context.WithCancel(ctx)
+	defer done()
+	work, ctx := errgroup.WithContext(ctx)
+	work.Go(func() error { return pipe.NewServer(talliedDriver{d.broker, d.tally}, 0).Serve(ctx, listener) })
+	work.Go(func() error { return d.publish(ctx) })
+	work.Go(func() error {
+		defer done() // ends Serve
+		return d.consumers(ctx)
+	})
+	return work.Wait()
+}
+
+// publish sends the messages, in order.
+func (d *demo) publish(ctx context.Context) error {
+	pub, err := sdk.NewPublisher(d.broker, sdk.PublisherConfig{})
+	if err != nil {
+		return fmt.Errorf("make the publisher: %w", err)
+	}
+	defer pub.Close()
+	for from := 0; from < len(d.sent); from += publishBatch {
+		batch := d.sent[from:min(from+publishBatch, len(d.sent))]
+		msgs := make([]*message.Message, len(batch))
+		for i, in := range batch {
+			msgs[i] = message.NewMessage(in.id, in.payload)
+		}
+		if err := pub.PublishContext(ctx, topic, msgs...); err != nil {
+			return fmt.Errorf("publish the events: %w", err)
+		}
+	}
+	return nil
+}
+
+// consumers starts one process after the other: one for each kill, and one that survives.
+func (d *demo) consumers(ctx context.Context) error {
+	for _, k := range planKills(d.opts.kills, d.opts.events, d.opts.seed) {
+		if err := d.shortLife(ctx, k); err != nil {
+			return err
+		}
+		d.kills[k.Point]++
+		d.out.killed(d.acks(), k.Point)
+	}
+	survivor, err := startChild(d.spec(kill{}))
+	if err != nil {
+		return err
+	}
+	if err := d.await(ctx, survivor, len(d.sent)); err != nil {
+		survivor.kill()
+		return err
+	}
+	err = survivor.stop(stopTime)
+	d.replayed += survivor.replayed
+	return err
+}
+
+// shortLife runs a consumer until it is killed.
+func (d *demo) shortLife(ctx context.Context, k kill) error {
+	victim, err := startChild(d.spec(k))
+	if err != nil {
+		return err
+	}
+	defer func() {
+		victim.kill()
+		d.replayed += victim.replayed
+	}()
+	target := len(d.sent) // it dies before
+	if k.Point == atRandom {
+		target = d.acks() + k.After
+	}
+	if err := d.await(ctx, victim, target); err != nil {
+		return err
+	}
+	if k.Point == atRandom {
+		time.Sleep(k.Wait)
+		victim.kill()
+	}
+	if !victim.killed() {
+		return fmt.Errorf("everything was acknowledged before the kill %q could happen", k.Point)
+	}
+	return nil
+}
+
+// await returns when the broker has counted target acks or the process was killed. Everything else is an error.
+func (d *demo) await(ctx context.Context, c *child, target int) error {
+	stalled := time.NewTimer(stallTime)
+	defer stalled.Stop()
+	for {
+		_, acks, changed := d.tally.counts()
+		d.out.progress(acks)
+		if acks >= target {
+			return nil
+		}
+		select {
+		case <-changed:
+			stalled.Reset(stallTime)
+		case <-c.exited:
+			if c.killed() {
+				return nil
+			}
+			return fmt.Errorf("the consumer ended by itself: %w%s", c.err, c.lastWords())
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-stalled.C:
+			return fmt.Errorf("no acknowledgement for %s; %d of %d messages are still with the broker%s",
+				stallTime, len(d.sent)-acks, len(d.sent), c.lastWords())
+		}
+	}
+}
+
+func (d *demo) acks() int {
+	_, acks, _ := d.tally.counts()
+	return acks
+}
+
+func (d *demo) spec(k kill) consumerSpec {
+	return consumerSpec{Socket: d.socket, Database: d.database, Kill: k, Bare: d.opts.bare}
+}

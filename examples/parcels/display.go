@@ -1,0 +1,75 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+)
+
+// display shows the progress: a bar on a terminal, plain lines elsewhere.
+type display struct {
+	out   io.Writer
+	total int
+	bar   *progressbar.ProgressBar // nil elsewhere
+
+	mu     sync.Mutex
+	kills  int
+	tenths int // printed so far
+}
+
+func newDisplay(out io.Writer, total int) *display {
+	d := &display{out: out, total: total}
+	if file, ok := out.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
+		d.bar = progressbar.NewOptions(total,
+			progressbar.OptionSetWriter(out),
+			progressbar.OptionSetDescription(d.label()),
+			progressbar.OptionShowCount(),
+			progressbar.OptionSetWidth(30),
+			progressbar.OptionThrottle(50*time.Millisecond),
+			progressbar.OptionSetPredictTime(false),
+			progressbar.OptionClearOnFinish(),
+		)
+	}
+	return d
+}
+
+func (d *display) label() string { return fmt.Sprintf("acknowledged, %d kills", d.kills) }
+
+// progress shows how many messages are acknowledged.
+func (d *display) progress(acks int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.bar != nil {
+		_ = d.bar.Set(acks)
+		return
+	}
+	if tenths := acks * 10 / max(d.total, 1); tenths > d.tenths {
+		d.tenths = tenths
+		fmt.Fprintf(d.out, "%3d %%  %d of %d acknowledged\n", tenths*10, acks, d.total)
+	}
+}
+
+// killed tells of a kill.
+func (d *display) killed(acks int, at point) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.kills++
+	if d.bar != nil {
+		d.bar.Describe(d.label())
+		return
+	}
+	fmt.Fprintf(d.out, "kill %d  %s, %d acknowledged\n", d.kills, at, acks)
+}
+
+// end leaves the terminal clean for what follows.
+func (d *display) end() {
+	if d.bar != nil {
+		_ = d.bar.Finish()
+		fmt.Fprintln(d.out)
+	}
+}
