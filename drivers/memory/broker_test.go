@@ -410,6 +410,9 @@ func TestSourceClose(t *testing.T) {
 		if ids := <-came; strings.Join(ids, "") != "ac" {
 			t.Errorf("came back: %q", ids)
 		}
+		if n := len(r.d.(*driver).sources); n != 1 {
+			t.Errorf("the driver knows %d sources, want one", n)
+		}
 		err := one.Settle(t.Context(), settlements(sdk.Ack, 0, got[0]))
 		entriesAre(t, err, 0, sdk.ErrClosed, 0)
 		entriesAre(t, err, 0, sdk.ErrStaleToken, 0)

@@ -65,38 +65,54 @@ func TestLeaseEndWakesReceive(t *testing.T) {
 	})
 }
 
-// A lease that is given while another Receive already waits must wake that Receive in time.
-func TestLeaseGivenWhileAnotherWaits(t *testing.T) {
+// Nothing but the settlement itself finds that the lease is over: it must not win against the clock.
+func TestSettleAtTheEndOfTheLease(t *testing.T) {
+	for name, call := range map[string]func(context.Context, sdk.Source, sdk.Delivery) error{
+		"settle": func(ctx context.Context, s sdk.Source, d sdk.Delivery) error {
+			return s.Settle(ctx, settlements(sdk.Ack, 0, d))
+		},
+		"extend": func(ctx context.Context, s sdk.Source, d sdk.Delivery) error {
+			return s.(sdk.LeaseExtender).Extend(ctx, []sdk.Token{d.Token}, time.Hour)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, Options{Lease: time.Minute}, func(t *testing.T, r *rig) {
+				s := r.consumer(1)
+				r.send(topicT, "a")
+				got := r.expect(s, 1, "a")
+				time.Sleep(time.Minute)
+				entriesAre(t, call(t.Context(), s, got[0]), 0, sdk.ErrStaleToken, 0)
+				r.holds(1, 0)
+			})
+		})
+	}
+}
+
+// A delay or lease that ends before what the timer is set for sets it anew.
+func TestSoonerEndWhileAnotherWaits(t *testing.T) {
 	bubble(t, Options{Lease: time.Hour}, func(t *testing.T, r *rig) {
-		short := r.open(sdk.Binding{Topic: topicT, Group: groupG, Window: 2, Lease: time.Second})
-		long := r.consumer(2)
-		r.send(topicT, "a", "k/1", "k/2")
-		r.expect(long, 1, "a") // a lease of an hour: the timer is set for that
-		start := time.Now()
-		got := make(chan []string, 1)
-		r.expect(long, 1, "k/1")
-		go func() {
-			ds, err := r.consumer(1).Receive(t.Context(), 1)
-			if err != nil {
-				t.Errorf("Receive: %v", err)
+		holder, waiting := r.consumer(2), r.consumer(1)
+		r.send(topicT, "a", "b")
+		got := r.expect(holder, 2, "a", "b")
+		for i, end := range []func() error{
+			func() error { return holder.Settle(t.Context(), settlements(sdk.Requeue, time.Second, got[0])) },
+			func() error {
+				return holder.(sdk.LeaseExtender).Extend(t.Context(), []sdk.Token{got[1].Token}, time.Second)
+			},
+		} {
+			start := time.Now()
+			came := receiving(t.Context(), waiting) // the timer is set for an hour
+			if err := end(); err != nil {
+				t.Fatal(err)
 			}
-			got <- idsOf(ds)
-		}()
-		r.expect(short, 1)
-		r.send(topicT, "x", "y")
-		if ids := <-got; len(ids) != 1 || ids[0] != "x" {
-			t.Fatalf("received %q", ids)
-		}
-		r.expect(short, 1, "y")
-		go func() {
-			ds, err := r.consumer(1).Receive(t.Context(), 1)
-			if err != nil {
-				t.Errorf("Receive: %v", err)
+			if err := <-came; err != nil || time.Since(start) != time.Second {
+				t.Errorf("case %d: after %s: %v", i, time.Since(start), err)
 			}
-			got <- idsOf(ds)
-		}()
-		if ids := <-got; len(ids) != 1 || ids[0] != "y" || time.Since(start) != time.Second {
-			t.Fatalf("after %s received %q", time.Since(start), ids)
+			if err := waiting.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			r.b.topics[topicT].groups[groupG].returned.pop() // out of the way of the second case
+			waiting = r.consumer(1)
 		}
 	})
 }

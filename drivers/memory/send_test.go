@@ -303,6 +303,41 @@ func TestSendersStandInLine(t *testing.T) {
 	})
 }
 
+// Room for several lets several senders go on, each waking the next.
+func TestRoomForSeveralSenders(t *testing.T) {
+	bubble(t, Options{Capacity: 3}, func(t *testing.T, r *rig) {
+		s := r.consumer(3)
+		r.send(topicT, "a", "b", "c")
+		var wg sync.WaitGroup
+		for _, name := range []string{"d", "e", "f"} {
+			wg.Go(func() { r.send(topicT, name) })
+			synctest.Wait()
+		}
+		r.settle(s, sdk.Ack, r.expect(s, 3, "a", "b", "c")...)
+		wg.Wait()
+		r.expect(s, 3, "d", "e", "f")
+	})
+}
+
+// A large message at the head of the line is not overtaken for ever by small ones that would fit.
+func TestLargeMessageKeepsItsTurn(t *testing.T) {
+	bubble(t, Options{CapacityBytes: 10}, func(t *testing.T, r *rig) {
+		s := r.consumer(3)
+		r.send(topicT, "aaa") // 6 bytes: id and payload
+		var wg sync.WaitGroup
+		for _, name := range []string{"bbbbb", "c"} {
+			wg.Go(func() { r.send(topicT, name) })
+			synctest.Wait()
+		}
+		r.holds(1, 0)
+		for _, name := range []string{"aaa", "bbbbb", "c"} {
+			r.settle(s, sdk.Ack, r.expect(s, 3, name)...)
+			synctest.Wait()
+		}
+		wg.Wait()
+	})
+}
+
 func TestConcurrentSenders(t *testing.T) {
 	r := newRig(t, Options{Capacity: 50})
 	defer r.close()
