@@ -16,8 +16,9 @@ type Config struct {
 	Consumer string
 
 	// IdentityField is the metadata field that holds the message identity. A message without it is refused: there is no
-	// falling through. Empty means: CloudEvents source and id (metadata ce_source/ce_id or cloudEvents:source/cloudEvents:id)
-	// where both are present, else the message's UUID.
+	// falling through. Empty means: CloudEvents source and id where both are present in one spelling, the first of ce_source
+	// and ce_id, ce-source and ce-id, Ce-Source and Ce-Id, cloudEvents:source and cloudEvents:id, cloudEvents_source and
+	// cloudEvents_id; else the message's UUID.
 	IdentityField string
 
 	// Scope replaces handler name and topic in the scope: handlers that return the same Scope share receipts. Use it only
@@ -49,7 +50,8 @@ type Config struct {
 	Inside []message.HandlerMiddleware
 
 	// RequireTx refuses a wrapped handler that returned without having asked for its transaction: its effect cannot have
-	// been inside it. Without it such a handler is counted and logged once.
+	// been inside it. Without it such a handler is counted and logged once. Handlers that ignore some messages, such as a
+	// cqrs.EventProcessor with AckOnUnknownEvent, are refused too.
 	RequireTx bool
 
 	// Guarantee is EffectivelyOnce unless set.
@@ -73,8 +75,8 @@ type Config struct {
 	ContentionRetries int
 
 	// RetryBackoff bounds how long a foreign subscriber's failed message is held before it is nacked: Min grows to Max by
-	// doubling, with full jitter above Min. Zero means 100 ms to 1 min. Messages of an sdk.Subscriber are requeued with
-	// that subscriber's own backoff.
+	// doubling, with full jitter above Min, but never beyond half of Limits.Lease. Zero means 100 ms to 1 min. Messages of an
+	// sdk.Subscriber are requeued with that subscriber's own backoff.
 	RetryBackoff sdk.Backoff
 
 	// Logger is Watermill's; nil logs nothing.

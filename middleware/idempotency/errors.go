@@ -14,8 +14,10 @@ var (
 	ErrNoTx = errors.New("no transaction in this context: use the context of the message that the handler was given")
 	// ErrTxOver: the transaction of this context is over: the handler it belongs to has returned.
 	ErrTxOver = errors.New("the transaction of this context is over: its handler has returned")
-	// ErrNested: a handler gave the context of its own message to the handling of another one.
-	ErrNested = errors.New("another message's transaction is open in this context: handle each message with its own context")
+	// ErrNested: a handler gave the context of its own message to the handling of another one, or two middlewares over one
+	// store are on one path.
+	ErrNested = errors.New("another transaction on the same store is open in this context: " +
+		"handle each message with its own context, and with one middleware")
 	// ErrConflict: the message's identity was processed with another payload. Only HoldConflicts returns it.
 	ErrConflict = errors.New("the message identity was processed with another payload")
 	// ErrDatabaseAway: the database is unreachable, read-only, full or out of connections. The delivery was not charged.

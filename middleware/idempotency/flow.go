@@ -14,6 +14,9 @@ func (m *Middleware[T]) handle(msg *message.Message, h, chain message.HandlerFun
 	if c := carrierOf(p.ctx, m); c != nil && !c.isOver() {
 		return m.join(p, c, h) // an inner level of the same message
 	}
+	if m.sharesStore(p.ctx) {
+		return nil, m.giveBack(p, returnedAndHeld(ErrNested))
+	}
 	return m.settle(p, chain)
 }
 
@@ -125,7 +128,9 @@ func (m *Middleware[T]) conclude(p *pending[T], v verdict) ([]*message.Message, 
 		return nil, m.giveBack(p, returnedAndHeld(err))
 	}
 	v.count.Add(1)
-	m.failures.forget(p.hash(m.seed))
+	if m.failures.some.Load() {
+		m.failures.forget(p.hash(m.seed))
+	}
 	return outputs, nil
 }
 

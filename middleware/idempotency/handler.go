@@ -14,7 +14,7 @@ import (
 
 // run calls the handler with the transaction, stores its outputs and commits.
 func (m *Middleware[T]) run(p *pending[T], tx receipts.Tx[T], begun time.Time, h message.HandlerFunc) verdict {
-	c := &carrier{owner: m, parent: carrierIn(p.ctx), tx: tx.Tx(), scope: p.scope, key: p.key, route: p.route}
+	c := &carrier{owner: m, store: m.store, parent: carrierIn(p.ctx), tx: tx.Tx(), scope: p.scope, key: p.key, route: p.route}
 	defer c.end()
 	ctx, cancel := context.WithDeadline(context.WithValue(p.ctx, carrierKey{}, c), begun.Add(m.cfg.TxBudget))
 	defer cancel() // after the transaction's end, so that nothing of it is cut
@@ -56,9 +56,11 @@ func (m *Middleware[T]) objection(p *pending[T], c *carrier, shadow *message.Mes
 	switch fault := c.spoiled(); {
 	case fault != nil:
 		return fmt.Errorf("%w: %w", ErrTxFailed, fault)
+	case p.delivery != nil && wasCancelled(p.ctx) && m.cfg.Guarantee != AtMostOnce:
+		return context.Cause(p.ctx) // the engine ignores our Ack from here on: the message comes again for certain
 	case nacked(shadow):
 		return errNacked
-	case time.Since(begun) > m.cfg.TxBudget:
+	case time.Since(begun) >= m.cfg.TxBudget:
 		return context.DeadlineExceeded
 	case c.asked.Load():
 		return nil
@@ -88,7 +90,7 @@ func (m *Middleware[T]) handlerFailed(p *pending[T], err error, begun time.Time)
 		switch {
 		case isPermanent(err):
 			return permanent(err)
-		case time.Since(begun) > m.cfg.TxBudget:
+		case time.Since(begun) >= m.cfg.TxBudget:
 			return failed(fmt.Errorf("TxBudget of %v is over: %w", m.cfg.TxBudget, err))
 		default:
 			return failed(err)

@@ -3,6 +3,7 @@ package idempotency
 import (
 	"hash/maphash"
 	"sync"
+	"sync/atomic"
 	"time"
 	"weak"
 
@@ -56,6 +57,7 @@ func (p *pending[T]) hash(seed maphash.Seed) uint64 {
 
 // failing counts failed deliveries of identities, in bounded memory.
 type failing struct {
+	some    atomic.Bool // entries is not empty: spares the way of messages that never failed
 	mu      sync.Mutex
 	entries map[uint64]failedDelivery
 }
@@ -84,6 +86,7 @@ func (f *failing) note(id uint64, msg *message.Message) (count int, first bool) 
 	}
 	e = failedDelivery{count: e.count + 1, last: weak.Make(msg)}
 	f.entries[id] = e
+	f.some.Store(true)
 	return e.count, true
 }
 
@@ -92,4 +95,5 @@ func (f *failing) forget(id uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.entries, id)
+	f.some.Store(len(f.entries) > 0)
 }

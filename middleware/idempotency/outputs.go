@@ -26,6 +26,7 @@ type route struct{ publishTopic string }
 // toTopic makes an output's copy that remembers its topic until it is stored, also through Config.Inside.
 func toTopic(topic string, msg *message.Message) *message.Message {
 	output := msg.Copy()
+	output.Payload = bytes.Clone(msg.Payload)
 	output.SetContext(context.WithValue(msg.Context(), outputTopicKey{}, topic))
 	return output
 }
@@ -102,7 +103,7 @@ func (m *Middleware[T]) deliverOutputs(p *pending[T], v verdict) ([]*message.Mes
 		}
 		outputs = unsent
 	}
-	if m.send(outputs) > 0 {
+	if _, unsent := m.send(outputs); unsent > 0 {
 		m.nudge(receiptRef{p.scope, string(p.key)})
 	}
 	return nil, nil

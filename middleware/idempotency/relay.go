@@ -49,10 +49,9 @@ func (m *Middleware[T]) Run(ctx context.Context) error {
 	r := relay[T]{m: m, page: relayPage}
 	for ctx.Err() == nil {
 		more, ok := r.look(ctx)
-		if more && ok {
-			continue
+		if !more || !ok {
+			r.rest(ctx, ok)
 		}
-		r.rest(ctx, ok)
 	}
 	return nil
 }
@@ -73,15 +72,13 @@ func (r *relay[T]) look(ctx context.Context) (more, ok bool) {
 		}
 		return false, false
 	}
-	unsent := r.m.send(outputs)
+	sent, unsent := r.m.send(outputs)
 	full := len(outputs) == r.page
-	switch {
-	case unsent == 0:
-		r.page = relayPage
-	case full:
-		r.page = min(2*r.page, relayPageMax)
+	r.page = relayPage
+	if full && sent == 0 {
+		r.page = min(2*len(outputs), relayPageMax)
 	}
-	return full, unsent == 0
+	return full && sent > 0, unsent == 0
 }
 
 // rest waits until the next look is due, and sees to the receipts it is nudged about meanwhile.
@@ -110,6 +107,6 @@ func (r *relay[T]) rest(ctx context.Context, ok bool) {
 func (r *relay[T]) retry(ctx context.Context, ref receiptRef) {
 	outputs, err := r.m.store.Unsent(ctx, receipts.UnsentQuery{Limit: relayPage, Scope: ref.scope, Key: []byte(ref.key)})
 	if err == nil {
-		r.m.send(outputs)
+		_, _ = r.m.send(outputs)
 	}
 }

@@ -37,7 +37,7 @@ type Report struct {
 	Failed uint64
 	// Returned: it went back to the broker without being charged.
 	Returned uint64
-	// Contention counts transactions that met contention.
+	// Contention counts transactions that met contention, or whose COMMIT turned out not to have arrived.
 	Contention uint64
 	// Outages counts how often the database went away.
 	Outages uint64

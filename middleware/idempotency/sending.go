@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -23,6 +24,9 @@ const (
 	// ownedFor is how long outputs that a publish of this process has taken are left alone by the relay.
 	ownedFor = 4 * publishBound
 )
+
+// errPublisherLeft is the failure of a publisher that did not return.
+var errPublisherLeft = errors.New("the publisher called runtime.Goexit")
 
 // sending knows which transactions' outputs this process is publishing, so that committer, replay and relay do not send
 // the same ones at the same time.
@@ -67,12 +71,13 @@ func (s *sending) free(outputs []receipts.Output) {
 	}
 }
 
-// send publishes outputs and marks those that the publisher took. It tells how many were not sent, or not known to be
-// sent when publishBound was over; those are the relay's. It holds neither lane nor transaction while it publishes.
-func (m *Middleware[T]) send(outputs []receipts.Output) (unsent int) {
+// send publishes outputs and marks those that the publisher took. It tells how many were sent, and how many were not, or
+// not known to be when publishBound was over; those are the relay's. Outputs that are being sent already count in neither.
+// It holds neither lane nor transaction while it publishes.
+func (m *Middleware[T]) send(outputs []receipts.Output) (sent, unsent int) {
 	outputs = m.sending.take(outputs)
 	if len(outputs) == 0 {
-		return 0
+		return 0, 0
 	}
 	timer := time.NewTimer(publishBound)
 	defer timer.Stop()
@@ -82,17 +87,17 @@ func (m *Middleware[T]) send(outputs []receipts.Output) (unsent int) {
 		m.sending.free(outputs)
 		m.counters.outputsFailed.Add(uint64(len(outputs)))
 		m.log.Error("Too many publishes are under way; the outputs are left to the relay", context.DeadlineExceeded, nil)
-		return len(outputs)
+		return 0, len(outputs)
 	}
 	answer := make(chan int, 1)
 	go m.publishAndMark(outputs, answer)
 	select {
-	case unsent = <-answer:
-		return unsent
+	case sent = <-answer:
+		return sent, len(outputs) - sent
 	case <-timer.C:
 		m.log.Error("Outputs are still being published; the message does not wait for them any longer", context.DeadlineExceeded,
 			watermill.LogFields{"topic": outputs[0].Topic, "outputs": len(outputs)})
-		return len(outputs)
+		return 0, len(outputs)
 	}
 }
 
@@ -100,40 +105,42 @@ func (m *Middleware[T]) send(outputs []receipts.Output) (unsent int) {
 // It runs in a goroutine of its own, so that a publisher which blocks or ends its goroutine does not take the message's
 // router goroutine with it.
 func (m *Middleware[T]) publishAndMark(outputs []receipts.Output, answer chan<- int) {
-	unsent := len(outputs)
+	var sent []receipts.OutputRef
 	defer func() {
 		m.sending.free(outputs)
 		<-m.sending.slots
-		answer <- unsent
+		answer <- len(sent)
 	}()
-	var sent []receipts.OutputRef
 	for _, group := range byTopic(outputs) {
-		if err := m.publishGroup(group); err != nil {
-			m.counters.outputsFailed.Add(uint64(len(group)))
-			m.log.Error("Cannot publish outputs; the relay will", err, watermill.LogFields{"topic": group[0].Topic, "outputs": len(group)})
-			continue
-		}
-		m.counters.outputsSent.Add(uint64(len(group)))
-		unsent -= len(group)
-		for _, output := range group {
-			sent = append(sent, output.OutputRef)
+		if m.publishGroup(group) {
+			for _, output := range group {
+				sent = append(sent, output.OutputRef)
+			}
 		}
 	}
 	m.markSent(sent)
 }
 
-// publishGroup publishes outputs of one topic. A publisher that panics, or ends its goroutine, has failed.
-func (m *Middleware[T]) publishGroup(group []receipts.Output) (err error) {
+// publishGroup publishes outputs of one topic and counts them. A publisher that panics, or ends its goroutine, has failed.
+func (m *Middleware[T]) publishGroup(group []receipts.Output) (ok bool) {
 	messages := make([]*message.Message, len(group))
 	for i, output := range group {
 		messages[i] = messageOf(output)
 	}
+	err := errPublisherLeft
 	defer func() {
 		if value := recover(); value != nil {
 			err = fmt.Errorf("the publisher panicked: %v", value)
 		}
+		if ok = err == nil; ok {
+			m.counters.outputsSent.Add(uint64(len(group)))
+			return
+		}
+		m.counters.outputsFailed.Add(uint64(len(group)))
+		m.log.Error("Cannot publish outputs; the relay will", err, watermill.LogFields{"topic": group[0].Topic, "outputs": len(group)})
 	}()
-	return m.cfg.Outputs.Publish(group[0].Topic, messages...)
+	err = m.cfg.Outputs.Publish(group[0].Topic, messages...)
+	return err == nil
 }
 
 // markSent notes what was sent. Where it fails, the relay sends those outputs again, with the same ids.

@@ -3,6 +3,7 @@ package idempotency
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"sync"
 	"sync/atomic"
 
@@ -15,6 +16,7 @@ type carrierKey struct{}
 // what they leave behind for the level that claimed. There is one for each transaction.
 type carrier struct {
 	owner  any      // the *Middleware[T] it belongs to
+	store  any      // and the store of that one
 	parent *carrier // of an enclosing middleware, over another database
 	tx     any      // the T that handlers get
 	scope  string
@@ -41,6 +43,17 @@ func carrierOf(ctx context.Context, owner any) *carrier {
 		c = c.parent
 	}
 	return c
+}
+
+// sharesStore tells whether an open transaction of another middleware, over the same store, is in this context: a second
+// one beside it would wait for the first, which waits for it.
+func (m *Middleware[T]) sharesStore(ctx context.Context) bool {
+	for c := carrierIn(ctx); c != nil; c = c.parent {
+		if reflect.TypeOf(c.store).Comparable() && c.store == any(m.store) && !c.isOver() {
+			return true
+		}
+	}
+	return false
 }
 
 // TxFrom gives the open transaction of the message whose context this is, and marks it as asked for. With two middlewares
