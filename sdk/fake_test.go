@@ -13,7 +13,8 @@ var errCut = errors.New("connection cut")
 
 // fakeDriver is a broker in memory whose every answer can be scripted. One queue per topic and group.
 type fakeDriver struct {
-	caps Capabilities
+	caps     Capabilities
+	noExtend bool // its sources have a lease that cannot be extended
 
 	// Scripts; nil means the healthy answer. They are called without the lock, and set before the driver is used.
 	onPrepare func(ctx context.Context, b Binding) error
@@ -214,7 +215,7 @@ func (d *fakeDriver) Open(ctx context.Context, b Binding) (Source, error) {
 	}
 	s := &fakeSource{driver: d, binding: b, n: n, unsettled: map[Token]Delivery{}, ended: make(chan struct{})}
 	d.sources = append(d.sources, s)
-	if d.caps.Lease > 0 {
+	if d.caps.Lease > 0 && !d.noExtend {
 		return &leasingSource{s}, nil
 	}
 	if d.onBarrier != nil {

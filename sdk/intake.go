@@ -13,6 +13,9 @@ const (
 	emptyPollMax = time.Second
 )
 
+// probeAfter is how long a full window goes on before the source is asked whether it still lives.
+const probeAfter = 50 * time.Millisecond
+
 // receive takes deliveries from the session until its source ends, the session is given up, or the subscription ends.
 // The error is the source's; nil where the reason is ours.
 func (s *subscription) receive(sess *session) error {
@@ -21,7 +24,7 @@ func (s *subscription) receive(sess *session) error {
 	defer context.AfterFunc(s.life, cancel)()
 	idle := emptyPollMin
 	for {
-		limit := s.waitForSpace(ctx, sess)
+		limit, probe := s.waitForSpace(ctx, sess)
 		if limit == 0 {
 			return nil
 		}
@@ -37,37 +40,63 @@ func (s *subscription) receive(sess *session) error {
 			return err
 		}
 		if len(deliveries) == 0 {
-			if !pause(ctx, idle) {
-				return nil
-			}
+			s.waitIdle(ctx, idle, probe)
 			idle = min(2*idle, emptyPollMax)
 		}
 	}
 }
 
 // waitForSpace blocks until there are free slots and returns their number, or 0 when ctx is done.
-func (s *subscription) waitForSpace(ctx context.Context, sess *session) int {
+//
+// While the window is full it does not wait for long: a source that is lost says so only to Receive, and resuming must not
+// wait for the handlers that fill the window (F01). So it then lets Receive probe, which cannot bring anything as long as
+// the broker keeps to the window (D10).
+func (s *subscription) waitForSpace(ctx context.Context, sess *session) (limit int, probe bool) {
+	var timeout <-chan time.Time
 	for {
 		if ctx.Err() != nil {
-			return 0
+			return 0, false
 		}
-		if n := s.space(sess); n > 0 {
-			return n
+		free, full := s.space(sess)
+		if free > 0 {
+			return free, false
+		}
+		if full && timeout == nil {
+			timer := time.NewTimer(probeAfter)
+			defer timer.Stop()
+			timeout = timer.C
 		}
 		select {
 		case <-s.spaceWake:
 		case <-ctx.Done():
+		case <-timeout:
+			return 1, true
 		}
 	}
 }
 
-// space is the number of free slots. Orphans may fill a second window, so that a lost source is resumed without waiting for
-// its handlers (F01), but no more than that (F05).
-func (s *subscription) space(sess *session) int {
+// waitIdle waits after a poll that found nothing; after a probe a free slot ends it.
+func (s *subscription) waitIdle(ctx context.Context, d time.Duration, probe bool) {
+	var space <-chan struct{}
+	if probe {
+		space = s.spaceWake
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-space:
+	case <-ctx.Done():
+	}
+}
+
+// space is the number of free slots, and whether the source's window is exactly full. Orphans may fill a second window, so
+// that a lost source is resumed without waiting for its handlers (F01), but no more than that (F05).
+func (s *subscription) space(sess *session) (free int, full bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	window := s.cfg().MaxInFlight
-	return max(0, min(window, 2*window-s.orphans.count)-sess.live.count)
+	window, live := s.cfg().MaxInFlight, sess.live.count
+	return max(0, min(window, 2*window-s.orphans.count)-live), live == window
 }
 
 // take puts new deliveries into the hand-out order; those that cannot be decoded go to the poison path instead.

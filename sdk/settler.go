@@ -3,6 +3,7 @@ package sdk
 import (
 	"context"
 	"errors"
+	"runtime"
 	"time"
 )
 
@@ -38,6 +39,7 @@ func (s *session) settleLoop() {
 		}
 		select {
 		case <-s.wake:
+			runtime.Gosched() // decisions that are being made right now join the batch
 		case <-timer.C:
 		case <-s.ctx.Done():
 		}
