@@ -42,7 +42,7 @@ func BenchmarkOneMessage(b *testing.B) {
 	}
 }
 
-const increment = "UPDATE counters SET value = value + 1 WHERE name = 'a'"
+const bumpSQL = "UPDATE counters SET value = value + 1 WHERE name = 'a'"
 
 func handWritten(b *testing.B, db *sql.DB, key, sum []byte) {
 	b.Helper()
@@ -51,7 +51,7 @@ func handWritten(b *testing.B, db *sql.DB, key, sum []byte) {
 	must(b, err)
 	_, err = tx.ExecContext(ctx, "INSERT INTO seen VALUES (?, ?, ?, ?)", "billing", string(key), sum, time.Now().UnixMicro())
 	must(b, err)
-	_, err = tx.ExecContext(ctx, increment)
+	_, err = tx.ExecContext(ctx, bumpSQL)
 	must(b, err)
 	must(b, tx.Commit())
 }
@@ -65,7 +65,7 @@ func withStore(b *testing.B, store *receipts.SQLite, key, sum []byte) {
 		Scope: "billing", Key: key, Fingerprint: sum, State: receipts.StateDone, At: time.Now(),
 	}})
 	must(b, err)
-	_, err = tx.Tx().ExecContext(ctx, increment)
+	_, err = tx.Tx().ExecContext(ctx, bumpSQL)
 	must(b, err)
 	must(b, tx.Commit(ctx))
 }

@@ -190,10 +190,26 @@ func (s *SQLite) checkWriter(ctx context.Context, pool int) error {
 	if code != sqliteLocked {
 		return fmt.Errorf("looking whether the transaction is a writer: %w", err)
 	}
+	if err := s.checkWritable(ctx, begun.Tx()); err != nil {
+		return err
+	}
 	if pool == 1 {
 		return nil
 	}
 	return s.checkSecondWriter(ctx)
+}
+
+// checkWritable writes a value that is there already, to be rolled back: on a read-only file BEGIN IMMEDIATE succeeds.
+func (s *SQLite) checkWritable(ctx context.Context, tx *sql.Tx) error {
+	detached := context.WithoutCancel(ctx)
+	var version int
+	if err := tx.QueryRowContext(detached, "PRAGMA main.user_version").Scan(&version); err != nil {
+		return fmt.Errorf("PRAGMA user_version: %w", err)
+	}
+	if _, err := tx.ExecContext(detached, fmt.Sprintf("PRAGMA main.user_version = %d", version)); err != nil {
+		return fmt.Errorf("the database cannot be written: %w", err)
+	}
+	return nil
 }
 
 // checkSecondWriter expects to be refused while a transaction of the store is open.

@@ -163,6 +163,7 @@ func (t *sqliteTx) scanHeld(scan scanFunc) (identity, ClaimResult, error) {
 	if err != nil {
 		return identity{}, ClaimResult{}, err
 	}
+	r.Receipt.Fingerprint = blob(r.Receipt.Fingerprint)
 	r.Receipt.At = time.UnixMicro(at).UTC()
 	if copy(r.Receipt.Nonce[:], nonce) != len(r.Receipt.Nonce) {
 		return identity{}, ClaimResult{}, errors.New("a stored nonce is too short")
@@ -177,7 +178,7 @@ func claimArgs(args []any, nonce Nonce, c Claim) []any {
 	return append(args, nonce[:], []byte(c.Scope), c.Key, blob(c.Fingerprint), int64(c.State), c.At.UnixMicro())
 }
 
-// blob keeps an empty value a value: drivers store a nil slice as NULL.
+// blob keeps an empty value a value: drivers store a nil slice as NULL, and modernc reads an empty BLOB as nil.
 func blob(b []byte) []byte {
 	if b == nil {
 		return []byte{}

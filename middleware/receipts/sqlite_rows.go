@@ -136,7 +136,7 @@ func scanOutput(scan scanFunc) (Output, error) {
 	if copy(o.Nonce[:], nonce) != len(o.Nonce) {
 		return Output{}, errors.New("a stored nonce is too short")
 	}
-	o.At = time.UnixMicro(at).UTC()
+	o.Key, o.Payload, o.At = blob(o.Key), blob(o.Payload), time.UnixMicro(at).UTC()
 	if o.Metadata, err = decodeMetadata(metadata); err != nil {
 		return Output{}, fmt.Errorf("output %s, position %d: %w", o.Nonce, o.Position, err)
 	}
@@ -200,6 +200,7 @@ func scanDeadLetter(scan scanFunc) (DeadLetter, error) {
 	if err != nil {
 		return DeadLetter{}, err
 	}
+	l.Key, l.Fingerprint, l.Payload = blob(l.Key), blob(l.Fingerprint), blob(l.Payload)
 	l.At = time.UnixMicro(at).UTC()
 	if l.Metadata, err = decodeMetadata(metadata); err != nil {
 		return DeadLetter{}, fmt.Errorf("dead letter of %q in scope %q: %w", l.Key, l.Scope, err)
