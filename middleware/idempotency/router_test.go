@@ -1,0 +1,440 @@
+package idempotency
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"reflect"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/components/cqrs"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+	"github.com/sony/gobreaker"
+
+	"github.com/penstock-mq/penstock/drivers/memory"
+	"github.com/penstock-mq/penstock/sdk"
+)
+
+// app is a router over a database, with Watermill's GoChannel as a foreign broker.
+type app struct {
+	*database
+	router *message.Router
+	broker *gochannel.GoChannel
+}
+
+func newApp(t *testing.T) *app {
+	t.Helper()
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NopLogger{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &app{database: newDatabase(t), router: router, broker: gochannel.NewGoChannel(gochannel.Config{}, nil)}
+}
+
+// start runs the router until the test ends.
+func (a *app) start() {
+	a.Helper()
+	done := make(chan error, 1)
+	go func() { done <- a.router.Run(context.Background()) }()
+	<-a.router.Running()
+	a.Cleanup(func() {
+		_ = a.broker.Close()
+		if err := a.router.Close(); err != nil {
+			a.Error(err)
+		}
+		<-done
+	})
+}
+
+func (a *app) publish(topic, uuid, payload string) {
+	a.Helper()
+	if err := a.broker.Publish(topic, message.NewMessage(uuid, []byte(payload))); err != nil {
+		a.Error(err)
+	}
+}
+
+// until waits until a condition holds.
+func until(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !holds(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+	}
+}
+
+// acknowledged is how many deliveries were.
+func acknowledged(r Report) int {
+	return int(r.Handled + r.Replayed + r.Conflicted + r.Refused + r.Diverted + r.Torn)
+}
+
+// T27: two handlers of one topic and a pass-through to a second topic, under one plugin.
+func TestRouterPlugin(t *testing.T) {
+	a := newApp(t)
+	m := a.middleware(Config{Outputs: a.broker})
+	a.router.AddPlugin(m.Plugin)
+	wrapped := func(msg *message.Message) ([]*message.Message, error) {
+		tx, err := TxFrom[*sql.Tx](msg.Context())
+		if err != nil {
+			return nil, err
+		}
+		return []*message.Message{msg}, applying(msg.Context(), tx, msg)
+	}
+	a.router.AddHandler("pass", "orders", a.broker, "paid", gochannel.NewGoChannel(gochannel.Config{}, nil), wrapped) // that publisher is not used
+	a.router.AddConsumerHandler("charge", "orders", a.broker, m.Handle(applying))
+	a.router.AddConsumerHandler("ship", "paid", a.broker, m.Handle(applying))
+	a.start()
+	for i := range 5 {
+		for range 2 {
+			a.publish("orders", fmt.Sprint(i), "p")
+		}
+	}
+	until(t, "all acknowledged", func() bool { return acknowledged(m.Report()) == 5+5+10+5 })
+	want := map[string]int{"pass p": 5, "charge p": 5, "ship p": 5}
+	if got := a.effects(); !reflect.DeepEqual(got, want) {
+		t.Errorf("effects %v, want %v", got, want)
+	}
+	if r := m.Report(); r.Handled != 15 || r.Replayed != 10 || r.WithoutTx != 0 || r.OutputsSent != 5 {
+		t.Errorf("report %+v", r)
+	}
+	a.wantRows(15, 0, 0, 0)
+	if err := m.Plugin(nil); err == nil {
+		t.Error("a nil router is an error")
+	}
+}
+
+// T07, T23: an error, a panic and Goexit under a plain router and GoChannel, which brings a nacked message back at once.
+func TestRouterRedelivers(t *testing.T) {
+	endings := map[string]func() error{
+		"error":  func() error { return errHandler },
+		"panic":  func() error { panic("boom") },
+		"goexit": func() error { runtime.Goexit(); return nil },
+	}
+	for name, ending := range endings {
+		t.Run(name, func(t *testing.T) {
+			a := newApp(t)
+			m := a.middleware(Config{RetryBackoff: sdk.Backoff{Min: 20 * time.Millisecond, Max: 40 * time.Millisecond}})
+			var runs atomic.Int32
+			a.router.AddConsumerHandler("charge", "orders", a.broker, m.Handle(func(ctx context.Context, tx *sql.Tx, msg *message.Message) error {
+				if err := applying(ctx, tx, msg); err != nil {
+					return err
+				}
+				if runs.Add(1) <= 3 {
+					return ending()
+				}
+				return nil
+			}))
+			a.start()
+			start := time.Now()
+			a.publish("orders", "u-1", "p")
+			until(t, "handled", func() bool { return m.Report().Handled == 1 })
+			if d := time.Since(start); d < 60*time.Millisecond {
+				t.Errorf("three failures took %v: the broker spins", d)
+			}
+			if got := a.effects(); got["charge p"] != 1 || m.Report().Failed != 3 {
+				t.Errorf("effects %v, report %+v", got, m.Report())
+			}
+		})
+	}
+}
+
+// T23: Watermill's middlewares outside ours. The results are those that the package documents.
+func TestOuterMiddlewares(t *testing.T) {
+	failing := func(n int32, end func() error) func(ctx context.Context, tx *sql.Tx, msg *message.Message) error {
+		var runs atomic.Int32
+		return func(ctx context.Context, tx *sql.Tx, msg *message.Message) error {
+			if err := applying(ctx, tx, msg); err != nil {
+				return err
+			}
+			if runs.Add(1) <= n {
+				return end()
+			}
+			return nil
+		}
+	}
+	fail := func() error { return errHandler }
+	poisoned := &recording{}
+	poison, err := middleware.PoisonQueueWithFilter(poisoned, "poison", IsFailure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	retry := middleware.Retry{
+		MaxRetries: 3, InitialInterval: time.Millisecond,
+		ShouldRetry: func(p middleware.RetryParams) bool { return IsFailure(p.Err) },
+	}
+	tests := []struct {
+		name     string
+		outer    []message.HandlerMiddleware
+		handler  func(ctx context.Context, tx *sql.Tx, msg *message.Message) error
+		effect   int
+		failed   uint64
+		poisoned int
+	}{
+		{"Retry", []message.HandlerMiddleware{retry.Middleware}, failing(2, fail), 1, 2, 0},
+		{"PoisonQueue", []message.HandlerMiddleware{poison}, failing(100, fail), 0, 1, 1},
+		{"PoisonQueue around Retry", []message.HandlerMiddleware{poison, retry.Middleware}, failing(100, fail), 0, 4, 1},
+		{"Recoverer", []message.HandlerMiddleware{middleware.Recoverer}, failing(2, func() error { panic("boom") }), 1, 2, 0},
+		{"PoisonQueue around Recoverer", []message.HandlerMiddleware{poison, middleware.Recoverer}, failing(100, func() error { panic("boom") }), 0, 1, 1},
+		{"Timeout", []message.HandlerMiddleware{middleware.Timeout(time.Second)}, failing(1, fail), 1, 1, 0},
+		{"CircuitBreaker", []message.HandlerMiddleware{middleware.NewCircuitBreaker(gobreaker.Settings{}).Middleware}, failing(2, fail), 1, 2, 0},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			before := len(poisoned.all())
+			a := newApp(t)
+			m := a.middleware(Config{RetryBackoff: sdk.Backoff{Min: time.Millisecond, Max: time.Millisecond}})
+			a.router.AddMiddleware(tt.outer...)
+			a.router.AddPlugin(m.Plugin)
+			a.router.AddConsumerHandler("charge", "orders", a.broker, m.Handle(tt.handler))
+			a.start()
+			a.publish("orders", "u-1", "p")
+			until(t, "handled or poisoned", func() bool {
+				return acknowledged(m.Report()) == tt.effect && len(poisoned.all())-before == tt.poisoned
+			})
+			if got := a.effects()["charge p"]; got != tt.effect || m.Report().Failed != tt.failed {
+				t.Errorf("effect %d, failed %d, want %d, %d", got, m.Report().Failed, tt.effect, tt.failed)
+			}
+			a.wantRows(tt.effect, 0, 0, 0)
+		})
+	}
+}
+
+// T23: a Timeout outside ends the handler's statements, and the transaction is rolled back.
+func TestOuterTimeout(t *testing.T) {
+	a := newApp(t)
+	m := a.middleware(Config{RetryBackoff: sdk.Backoff{Min: time.Millisecond, Max: time.Millisecond}})
+	a.router.AddMiddleware(middleware.Timeout(50 * time.Millisecond))
+	var runs atomic.Int32
+	a.router.AddConsumerHandler("charge", "orders", a.broker, m.Handle(func(ctx context.Context, tx *sql.Tx, msg *message.Message) error {
+		if err := applying(ctx, tx, msg); err != nil {
+			return err
+		}
+		if runs.Add(1) == 1 {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return nil
+	}))
+	a.start()
+	a.publish("orders", "u-1", "p")
+	until(t, "handled", func() bool { return m.Report().Handled == 1 })
+	if got := a.effects()["charge p"]; got != 1 || m.Report().Failed != 1 {
+		t.Errorf("effect %d, report %+v", got, m.Report())
+	}
+}
+
+// A PoisonQueue with IsFailure poisons nothing while the database is away.
+func TestOutageDoesNotPoison(t *testing.T) {
+	poisoned := &recording{}
+	poison, err := middleware.PoisonQueueWithFilter(poisoned, "poison", IsFailure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bubble(t, func(_ *Config, s *fakeStore) { s.onBegin = func(int) error { return errGone } }, func(e *env) {
+		if _, err := poison(e.counting())(deliver("u-1", "p")); !errors.Is(err, ErrDatabaseAway) {
+			e.Errorf("got %v", err)
+		}
+		if len(poisoned.all()) != 0 {
+			e.Error("poisoned")
+		}
+	})
+}
+
+func TestInsideCorrelation(t *testing.T) {
+	a := newApp(t)
+	m := a.middleware(Config{Outputs: a.broker, Inside: []message.HandlerMiddleware{middleware.CorrelationID}})
+	a.router.AddPlugin(m.Plugin)
+	a.router.AddHandler("ship", "paid", a.broker, "shipped", gochannel.NewGoChannel(gochannel.Config{}, nil), func(msg *message.Message) ([]*message.Message, error) {
+		tx, err := TxFrom[*sql.Tx](msg.Context())
+		if err != nil {
+			return nil, err
+		}
+		return []*message.Message{message.NewMessage("o-1", nil)}, applying(msg.Context(), tx, msg)
+	})
+	shipped, err := a.broker.Subscribe(t.Context(), "shipped")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.start()
+	msg := message.NewMessage("u-1", []byte("p"))
+	middleware.SetCorrelationID("c-1", msg)
+	if err := a.broker.Publish("paid", msg); err != nil {
+		t.Fatal(err)
+	}
+	output := <-shipped
+	output.Ack()
+	if got := middleware.MessageCorrelationID(output); got != "c-1" || output.UUID != "o-1" {
+		t.Errorf("correlation id %q of %s", got, output.UUID)
+	}
+}
+
+type orderPlaced struct{ ID string }
+type orderCharged struct{ ID string }
+type shipOrder struct{ ID string }
+
+// T27, T31: two CQRS handlers of one event, an event bus inside one of them, and a command bus.
+func TestCQRS(t *testing.T) {
+	a := newApp(t)
+	m := a.middleware(Config{Outputs: a.broker, RetryBackoff: sdk.Backoff{Min: time.Millisecond, Max: time.Millisecond}})
+	a.router.AddPlugin(m.Plugin)
+	ids := cqrs.JSONMarshaler{}
+	events, err := cqrs.NewEventBusWithConfig(m.Publisher(a.broker), cqrs.EventBusConfig{
+		GeneratePublishTopic: func(p cqrs.GenerateEventPublishTopicParams) (string, error) { return p.EventName, nil }, Marshaler: ids,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	commands, err := cqrs.NewCommandBusWithConfig(m.Publisher(a.broker), cqrs.CommandBusConfig{
+		GeneratePublishTopic: func(p cqrs.CommandBusGeneratePublishTopicParams) (string, error) { return p.CommandName, nil }, Marshaler: ids,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventProcessor, err := cqrs.NewEventProcessorWithConfig(a.router, cqrs.EventProcessorConfig{
+		GenerateSubscribeTopic: func(p cqrs.EventProcessorGenerateSubscribeTopicParams) (string, error) { return p.EventName, nil },
+		SubscriberConstructor:  func(cqrs.EventProcessorSubscriberConstructorParams) (message.Subscriber, error) { return a.broker, nil },
+		Marshaler:              ids,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	commandProcessor, err := cqrs.NewCommandProcessorWithConfig(a.router, cqrs.CommandProcessorConfig{
+		GenerateSubscribeTopic: func(p cqrs.CommandProcessorGenerateSubscribeTopicParams) (string, error) { return p.CommandName, nil },
+		SubscriberConstructor: func(cqrs.CommandProcessorSubscriberConstructorParams) (message.Subscriber, error) {
+			return a.broker, nil
+		},
+		Marshaler: ids,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	effect := func(ctx context.Context, name string) error {
+		tx, err := TxFrom[*sql.Tx](ctx)
+		if err != nil {
+			return err
+		}
+		return apply(ctx, tx, name)
+	}
+	var failures atomic.Int32
+	err = eventProcessor.AddHandlers(
+		cqrs.NewEventHandler("charge", func(ctx context.Context, e *orderPlaced) error {
+			if err := effect(ctx, "charge"); err != nil {
+				return err
+			}
+			if err := events.Publish(ctx, orderCharged(*e)); err != nil {
+				return err
+			}
+			if failures.Add(1) <= 2 {
+				return errHandler // its event must not be out
+			}
+			return nil
+		}),
+		cqrs.NewEventHandler("mail", func(ctx context.Context, _ *orderPlaced) error { return effect(ctx, "mail") }),
+		cqrs.NewEventHandler("ship", func(ctx context.Context, e *orderCharged) error {
+			if err := effect(ctx, "ship"); err != nil {
+				return err
+			}
+			return commands.Send(ctx, shipOrder(*e))
+		}),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = commandProcessor.AddHandlers(cqrs.NewCommandHandler("carry", func(ctx context.Context, _ *shipOrder) error { return effect(ctx, "carry") }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.start()
+
+	placed, err := ids.Marshal(orderPlaced{ID: "1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := a.broker.Publish(ids.Name(orderPlaced{}), placed); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, "all acknowledged", func() bool { return acknowledged(m.Report()) == 6 })
+	want := map[string]int{"charge": 1, "mail": 1, "ship": 1, "carry": 1}
+	if got := a.effects(); !reflect.DeepEqual(got, want) {
+		t.Errorf("effects %v, want %v", got, want)
+	}
+	if r := m.Report(); r.OutputsSent != 2 || r.Failed != 2 {
+		t.Errorf("report %+v", r)
+	}
+	a.wantRows(4, 0, 0, 0)
+}
+
+// The same over our own engine and memory broker: duplicates, failures, outputs, and nothing left unsettled (T25).
+func TestWithTheEngine(t *testing.T) {
+	network := memory.NewNetwork(memory.Options{})
+	driver, err := network.Driver("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = driver.Close(context.Background()) })
+	pub, err := sdk.NewPublisher(driver, sdk.PublisherConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sub, err := sdk.NewSubscriber(driver, sdk.SubscriberConfig{Group: "billing", Backoff: sdk.Backoff{Min: time.Millisecond, Max: 10 * time.Millisecond}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := newApp(t)
+	m := a.middleware(Config{Limits: sub.Limits(), Outputs: pub})
+	var seen sync.Map
+	a.router.AddConsumerHandler("charge", "orders", sub, m.HandleOutputs("shipped", func(ctx context.Context, tx *sql.Tx, msg *message.Message) ([]*message.Message, error) {
+		if err := applying(ctx, tx, msg); err != nil {
+			return nil, err
+		}
+		if _, again := seen.LoadOrStore(msg.UUID, true); !again {
+			return nil, errHandler // everyone fails once
+		}
+		if msg.UUID == "7" {
+			return nil, Permanent(errHandler)
+		}
+		return []*message.Message{message.NewMessage("o"+msg.UUID, nil)}, nil
+	}))
+	a.router.AddConsumerHandler("ship", "shipped", sub, m.Handle(applying))
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	ran := make(chan error, 1)
+	go func() { ran <- sdk.Run(ctx, a.router, sub) }()
+	<-a.router.Running()
+
+	const n = 20
+	for i := range n {
+		for _, payload := range []string{"p", "p", "p"} {
+			if err := pub.Publish("orders", message.NewMessage(fmt.Sprint(i), []byte(payload))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	until(t, "all acknowledged", func() bool { return acknowledged(m.Report()) == 3*n+n-1 })
+	stop()
+	if err := <-ran; err != nil {
+		t.Error(err)
+	}
+	if got := a.effects(); got["charge p"] != n-1 || got["ship "] != n-1 {
+		t.Errorf("effects %v", got)
+	}
+	r := m.Report()
+	if r.Handled != 2*(n-1) || r.Diverted != 1 || r.Failed != n || !slices.Equal(r.Unchecked, []string{"Horizon"}) {
+		t.Errorf("report %+v", r)
+	}
+	if left := network.Broker("test").Unsettled("orders", "billing") + network.Broker("test").Pending("orders", "billing"); left != 0 {
+		t.Errorf("%d messages are left at the broker", left)
+	}
+	a.wantRows(2*(n-1), 1, 0, 1)
+}
