@@ -148,7 +148,11 @@ func TestDisconnectAndRestart(t *testing.T) {
 			bubble(t, Options{Capacity: 4}, func(t *testing.T, r *rig) {
 				one := r.consumer(2)
 				far := r.driver()
-				defer far.Close(context.Background()) //nolint:errcheck // cannot fail
+				defer func() {
+					if err := far.Close(context.Background()); err != nil {
+						t.Error(err)
+					}
+				}()
 				two, err := far.Open(t.Context(), sdk.Binding{Topic: topicT, Group: groupG, Window: 5})
 				if err != nil {
 					t.Fatal(err)

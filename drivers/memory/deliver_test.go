@@ -137,11 +137,11 @@ func TestReceiveEndsWithItsContext(t *testing.T) {
 		s := r.consumer(2)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if got, err := s.Receive(ctx, 1); err != context.DeadlineExceeded || got != nil { //nolint:errorlint // as it is
+		if got, err := s.Receive(ctx, 1); !errors.Is(err, context.DeadlineExceeded) || got != nil {
 			t.Fatalf("Receive gives %v and %v", got, err)
 		}
 		r.send(topicT, "a")
-		if got, err := s.Receive(ctx, 1); err != context.DeadlineExceeded || got != nil { //nolint:errorlint // as it is
+		if got, err := s.Receive(ctx, 1); !errors.Is(err, context.DeadlineExceeded) || got != nil {
 			t.Fatalf("Receive gives %v and %v", got, err)
 		}
 		r.holds(1, 0)

@@ -2,6 +2,7 @@ package memory
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -64,8 +65,8 @@ func (s *source) nextToken() sdk.Token {
 func (s *source) Receive(ctx context.Context, limit int) ([]sdk.Delivery, error) {
 	got, err := s.receive(ctx, limit)
 	if err != nil {
-		if ctx.Err() != nil && err == ctx.Err() { //nolint:errorlint // the context's error is returned as it is
-			return nil, err
+		if cause := ctx.Err(); cause != nil && errors.Is(err, cause) {
+			return nil, cause
 		}
 		return nil, fmt.Errorf("memory: receive from topic %q, group %q: %w", s.q.topic.name, s.q.group, err)
 	}

@@ -2,6 +2,7 @@ package memory
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -154,7 +155,7 @@ func (s *sending) target(ctx context.Context, tk *ticket) (*topic, error) {
 		return nil, s.fail(sdk.OutcomeRejected, err)
 	}
 	if err := s.b.refused[s.topic]; err != nil {
-		if _, ok := err.(*sdk.OutcomeError); ok { //nolint:errorlint // only the outermost kind is meant
+		if _, ok := errors.AsType[*sdk.OutcomeError](err); ok {
 			return nil, err
 		}
 		return nil, s.fail(sdk.OutcomeRejected, err)
