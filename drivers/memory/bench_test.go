@@ -28,6 +28,7 @@ func BenchmarkThroughput(b *testing.B) {
 }
 
 func benchmark(b *testing.B, keys, groups, backlog int) {
+	b.Helper()
 	r := newRig(b, Options{})
 	defer r.close()
 	const size = 256

@@ -26,7 +26,8 @@ func receiving(ctx context.Context, s sdk.Source) <-chan error {
 }
 
 func TestReject(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, r *rig) {
+	bubble(t, Options{}, func(r *rig) {
+		t := r.t
 		s := r.consumer(5)
 		r.send(topicT, "k/a", "k/b", "k/c")
 		got := r.expect(s, 5, "k/a", "k/b", "k/c")
@@ -58,7 +59,8 @@ func TestReject(t *testing.T) {
 func TestRejectIntoFull(t *testing.T) {
 	for name, taken := range map[string]bool{"backlog": false, "group": true} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, Options{Capacity: 2, Lease: time.Minute}, func(t *testing.T, r *rig) {
+			bubble(t, Options{Capacity: 2, Lease: time.Minute}, func(r *rig) {
+				t := r.t
 				s := r.consumer(5)
 				if taken {
 					r.prepare(deadOf(topicT), "undertaker")
@@ -81,7 +83,8 @@ func TestRejectIntoFull(t *testing.T) {
 }
 
 func TestRejectWakesReceiveAndSenders(t *testing.T) {
-	bubble(t, Options{Capacity: 1}, func(t *testing.T, r *rig) {
+	bubble(t, Options{Capacity: 1}, func(r *rig) {
+		t := r.t
 		s := r.consumer(1)
 		undertaker := r.open(sdk.Binding{Topic: deadOf(topicT), Group: "undertaker"})
 		r.send(topicT, "a")
@@ -100,7 +103,8 @@ func TestRejectWakesReceiveAndSenders(t *testing.T) {
 }
 
 func TestRejectAtTheEndOfNames(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, r *rig) {
+	bubble(t, Options{}, func(r *rig) {
+		t := r.t
 		topic := strings.Repeat("n", maxDeadName-len(DeadSuffix)) + DeadSuffix
 		s := r.open(sdk.Binding{Topic: topic, Group: groupG})
 		r.send(topic, "a")
@@ -115,7 +119,8 @@ func TestRejectAtTheEndOfNames(t *testing.T) {
 }
 
 func TestUndecodable(t *testing.T) {
-	bubble(t, Options{Capacity: 2}, func(t *testing.T, r *rig) {
+	bubble(t, Options{Capacity: 2}, func(r *rig) {
+		t := r.t
 		if err := r.b.PutUndecodable(topicT, nil); !errors.Is(err, sdk.ErrUnroutable) {
 			t.Errorf("without a group: %v", err)
 		}
@@ -145,7 +150,8 @@ func TestUndecodable(t *testing.T) {
 func TestDisconnectAndRestart(t *testing.T) {
 	for name, fault := range map[string]func(*Broker){"disconnect": (*Broker).Disconnect, "restart": (*Broker).Restart} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, Options{Capacity: 4}, func(t *testing.T, r *rig) {
+			bubble(t, Options{Capacity: 4}, func(r *rig) {
+				t := r.t
 				one := r.consumer(2)
 				far := r.driver()
 				defer func() {
@@ -256,7 +262,8 @@ func TestRefuse(t *testing.T) {
 		{"outcome", &sdk.OutcomeError{Kind: sdk.OutcomeUnknown, Err: boom}, sdk.OutcomeUnknown, boom},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			bubble(t, Options{Capacity: 1}, func(t *testing.T, r *rig) {
+			bubble(t, Options{Capacity: 1}, func(r *rig) {
+				t := r.t
 				s := r.consumer(5)
 				r.send(topicT, "a")
 				sent := make(chan error, 1)
@@ -283,7 +290,8 @@ func TestRefuse(t *testing.T) {
 }
 
 func TestDropTopic(t *testing.T) {
-	bubble(t, Options{Capacity: 2}, func(t *testing.T, r *rig) {
+	bubble(t, Options{Capacity: 2}, func(r *rig) {
+		t := r.t
 		r.b.DropTopic("nowhere")
 		s := r.consumer(2)
 		r.send(topicT, "a", "b")
@@ -324,7 +332,8 @@ func TestDropTopic(t *testing.T) {
 
 // A broker that accepts and never answers: every call ends with its context, nothing is carried out.
 func TestStall(t *testing.T) {
-	bubble(t, Options{Lease: time.Second}, func(t *testing.T, r *rig) {
+	bubble(t, Options{Lease: time.Second}, func(r *rig) {
+		t := r.t
 		s := r.consumer(2)
 		waiting := r.consumer(5)
 		r.send(topicT, "a")
@@ -383,7 +392,8 @@ func TestHooksOnNothing(t *testing.T) {
 }
 
 func TestSourceClose(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, r *rig) {
+	bubble(t, Options{}, func(r *rig) {
+		t := r.t
 		one, two := r.consumer(5), r.consumer(5)
 		r.send(topicT, "a", "b", "c", "d")
 		got := r.expect(one, 3, "a", "b", "c")
@@ -427,7 +437,8 @@ func TestSourceClose(t *testing.T) {
 }
 
 func TestDriverClose(t *testing.T) {
-	bubble(t, Options{Capacity: 2}, func(t *testing.T, r *rig) {
+	bubble(t, Options{Capacity: 2}, func(r *rig) {
+		t := r.t
 		other := r.driver()
 		s := r.consumer(2)
 		r.send(topicT, "a", "b")

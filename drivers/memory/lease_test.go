@@ -21,7 +21,8 @@ func TestLeaseEnds(t *testing.T) {
 		"of the source": {Options{}, sdk.Binding{Lease: time.Hour}, time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, tc.opts, func(t *testing.T, r *rig) {
+			bubble(t, tc.opts, func(r *rig) {
+				t := r.t
 				tc.b.Topic, tc.b.Group, tc.b.Window = topicT, groupG, 3
 				one, two := r.open(tc.b), r.open(tc.b)
 				r.send(topicT, "a", "b", "c")
@@ -29,7 +30,7 @@ func TestLeaseEnds(t *testing.T) {
 				time.Sleep(tc.lease - 1)
 				r.holds(1, 2)
 				r.settle(one, sdk.Ack, got[1])
-				time.Sleep(1)
+				time.Sleep(time.Nanosecond)
 				r.holds(2, 0)
 				entriesAre(t, one.Settle(t.Context(), settlements(sdk.Ack, 0, got[0])), 0, sdk.ErrStaleToken, 0)
 				again := r.expect(two, 3, "a", "c")
@@ -46,7 +47,8 @@ func TestLeaseEnds(t *testing.T) {
 // A Receive that waits gets what a lease gives back, at that moment; also on the source that had the lease, whose window
 // was full.
 func TestLeaseEndWakesReceive(t *testing.T) {
-	bubble(t, Options{Lease: time.Minute}, func(t *testing.T, r *rig) {
+	bubble(t, Options{Lease: time.Minute}, func(r *rig) {
+		t := r.t
 		s := r.consumer(1)
 		r.send(topicT, "a")
 		start := time.Now()
@@ -76,7 +78,8 @@ func TestSettleAtTheEndOfTheLease(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, Options{Lease: time.Minute}, func(t *testing.T, r *rig) {
+			bubble(t, Options{Lease: time.Minute}, func(r *rig) {
+				t := r.t
 				s := r.consumer(1)
 				r.send(topicT, "a")
 				got := r.expect(s, 1, "a")
@@ -90,7 +93,8 @@ func TestSettleAtTheEndOfTheLease(t *testing.T) {
 
 // A delay or lease that ends before what the timer is set for sets it anew.
 func TestSoonerEndWhileAnotherWaits(t *testing.T) {
-	bubble(t, Options{Lease: time.Hour}, func(t *testing.T, r *rig) {
+	bubble(t, Options{Lease: time.Hour}, func(r *rig) {
+		t := r.t
 		holder, waiting := r.consumer(2), r.consumer(1)
 		r.send(topicT, "a", "b")
 		got := r.expect(holder, 2, "a", "b")
@@ -118,7 +122,8 @@ func TestSoonerEndWhileAnotherWaits(t *testing.T) {
 }
 
 func TestExtend(t *testing.T) {
-	bubble(t, Options{Lease: time.Minute}, func(t *testing.T, r *rig) {
+	bubble(t, Options{Lease: time.Minute}, func(r *rig) {
+		t := r.t
 		s := r.consumer(5)
 		ext := s.(sdk.LeaseExtender)
 		r.send(topicT, "a", "b", "c")
@@ -149,7 +154,8 @@ func TestExtend(t *testing.T) {
 }
 
 func TestExtendRefused(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, r *rig) {
+	bubble(t, Options{}, func(r *rig) {
+		t := r.t
 		s := r.consumer(1)
 		r.send(topicT, "a")
 		tokens := []sdk.Token{r.expect(s, 1, "a")[0].Token}
@@ -170,7 +176,8 @@ func TestExtendRefused(t *testing.T) {
 }
 
 func TestStaleTokens(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, r *rig) {
+	bubble(t, Options{}, func(r *rig) {
+		t := r.t
 		one, two := r.consumer(5), r.consumer(5)
 		r.send(topicT, "a", "b")
 		a := r.expect(one, 1, "a")[0]
@@ -202,7 +209,8 @@ func TestStaleTokens(t *testing.T) {
 
 // Twice, requeue after ack, ack of an old attempt: no effect on anything else in the batch or in the queue.
 func TestSettleTwice(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, r *rig) {
+	bubble(t, Options{}, func(r *rig) {
+		t := r.t
 		s := r.consumer(5)
 		r.send(topicT, "a", "b", "c")
 		got := r.expect(s, 5, "a", "b", "c")
@@ -217,7 +225,8 @@ func TestSettleTwice(t *testing.T) {
 }
 
 func TestInvalidVerdicts(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, r *rig) {
+	bubble(t, Options{}, func(r *rig) {
+		t := r.t
 		s := r.consumer(5)
 		r.send(topicT, "a", "b", "c")
 		got := r.expect(s, 5, "a", "b", "c")
@@ -230,7 +239,8 @@ func TestInvalidVerdicts(t *testing.T) {
 }
 
 func TestSettleWithDoneContext(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, r *rig) {
+	bubble(t, Options{}, func(r *rig) {
+		t := r.t
 		s := r.consumer(5)
 		r.send(topicT, "a")
 		got := r.expect(s, 5, "a")

@@ -31,19 +31,19 @@ type rig struct {
 }
 
 // bubble runs a test in virtual time with a fresh rig, whose driver is closed at the end.
-func bubble(t *testing.T, opts Options, test func(t *testing.T, r *rig)) {
+func bubble(t *testing.T, opts Options, test func(r *rig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, opts)
 		defer r.close()
-		test(t, r)
+		test(r)
 	})
 }
 
-func newRig(t testing.TB, opts Options) *rig {
-	t.Helper()
+func newRig(tb testing.TB, opts Options) *rig {
+	tb.Helper()
 	n := NewNetwork(opts)
-	r := &rig{t: t, n: n, b: n.Broker("b")}
+	r := &rig{t: tb, n: n, b: n.Broker("b")}
 	r.d = r.driver()
 	return r
 }
@@ -187,21 +187,21 @@ func (r *rig) holds(pending, unsettled int) {
 }
 
 // entriesAre checks that err is a *sdk.BatchError that names exactly these entries, each with the outcome and the cause.
-func entriesAre(t testing.TB, err error, kind sdk.Outcome, cause error, indexes ...int) {
-	t.Helper()
+func entriesAre(tb testing.TB, err error, kind sdk.Outcome, cause error, indexes ...int) {
+	tb.Helper()
 	be, ok := errors.AsType[*sdk.BatchError](err)
 	if !ok {
-		t.Fatalf("error is %T %v, want a *sdk.BatchError", err, err)
+		tb.Fatalf("error is %T %v, want a *sdk.BatchError", err, err)
 	}
 	if !slices.Equal(be.Indexes(), indexes) {
-		t.Fatalf("error names entries %v, want %v", be.Indexes(), indexes)
+		tb.Fatalf("error names entries %v, want %v", be.Indexes(), indexes)
 	}
 	for i, e := range be.Entries {
 		if kind != 0 && sdk.OutcomeOf(e) != kind {
-			t.Errorf("entry %d: outcome %s, want %s (%v)", i, sdk.OutcomeOf(e), kind, e)
+			tb.Errorf("entry %d: outcome %s, want %s (%v)", i, sdk.OutcomeOf(e), kind, e)
 		}
 		if !errors.Is(e, cause) {
-			t.Errorf("entry %d: %v, want %v", i, e, cause)
+			tb.Errorf("entry %d: %v, want %v", i, e, cause)
 		}
 	}
 }

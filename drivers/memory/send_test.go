@@ -29,7 +29,8 @@ func TestSendArrivesByteForByte(t *testing.T) {
 		"100 keys":     {ID: "5", Key: "k", Metadata: many},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, Options{}, func(t *testing.T, r *rig) {
+			bubble(t, Options{}, func(r *rig) {
+				t := r.t
 				s := r.consumer(1)
 				if err := r.d.Send(t.Context(), topicT, []sdk.Message{m}); err != nil {
 					t.Fatal(err)
@@ -60,7 +61,8 @@ func TestSendArrivesByteForByte(t *testing.T) {
 
 // Neither the sender nor a consumer can change what another consumer, or a later attempt, gets.
 func TestCopies(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, r *rig) {
+	bubble(t, Options{}, func(r *rig) {
+		t := r.t
 		one := r.consumer(1)
 		two := r.open(sdk.Binding{Topic: topicT, Group: "other"})
 		batch := []sdk.Message{{ID: "a", Payload: []byte("payload"), Metadata: map[string]string{"k": "v"}}}
@@ -112,7 +114,8 @@ func TestSendRefused(t *testing.T) {
 		{"never fits", nil, topicT, []sdk.Message{wide}, sdk.OutcomePermanent, sdk.ErrTooLarge, upTo(0, 1)},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			bubble(t, Options{MaxPayload: 10, CapacityBytes: 100}, func(t *testing.T, r *rig) {
+			bubble(t, Options{MaxPayload: 10, CapacityBytes: 100}, func(r *rig) {
+				t := r.t
 				s := r.consumer(5)
 				r.prepare("lonely", "")
 				ctx := tc.ctx
@@ -132,7 +135,8 @@ func TestSendRefused(t *testing.T) {
 
 // One entry that is too large keeps its whole batch back, but only itself for good.
 func TestSendTooLargeAmongOthers(t *testing.T) {
-	bubble(t, Options{MaxPayload: 2}, func(t *testing.T, r *rig) {
+	bubble(t, Options{MaxPayload: 2}, func(r *rig) {
+		t := r.t
 		s := r.consumer(5)
 		err := r.d.Send(t.Context(), topicT, messages("a", "big", "b"))
 		be, ok := errors.AsType[*sdk.BatchError](err)
@@ -153,7 +157,8 @@ func TestSendTooLargeAmongOthers(t *testing.T) {
 }
 
 func TestSendHostileTopics(t *testing.T) {
-	bubble(t, Options{AcceptUnroutable: true}, func(t *testing.T, r *rig) {
+	bubble(t, Options{AcceptUnroutable: true}, func(r *rig) {
+		t := r.t
 		for _, topic := range []string{"", "a\x00", strings.Repeat("x", 1<<20)} {
 			err := r.d.Send(t.Context(), topic, messages("a"))
 			if sdk.OutcomeOf(sdk.EntryErrors(err, 1)[0]) != sdk.OutcomePermanent {
@@ -167,7 +172,8 @@ func TestSendHostileTopics(t *testing.T) {
 }
 
 func TestSendAcceptsUnroutable(t *testing.T) {
-	bubble(t, Options{AcceptUnroutable: true}, func(t *testing.T, r *rig) {
+	bubble(t, Options{AcceptUnroutable: true}, func(r *rig) {
+		t := r.t
 		if r.d.Capabilities().UnroutableDetected {
 			t.Error("unroutable-detected is declared")
 		}
@@ -181,7 +187,8 @@ func TestSendAcceptsUnroutable(t *testing.T) {
 }
 
 func TestSendEmptyBatch(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, r *rig) {
+	bubble(t, Options{}, func(r *rig) {
+		t := r.t
 		if err := r.d.Send(t.Context(), "nowhere", nil); err != nil {
 			t.Errorf("an empty batch: %v", err)
 		}
@@ -190,7 +197,8 @@ func TestSendEmptyBatch(t *testing.T) {
 
 // A batch far beyond the capacity goes through while somebody drains, in order, each message once.
 func TestSendBatchBeyondCapacity(t *testing.T) {
-	bubble(t, Options{Capacity: 100}, func(t *testing.T, r *rig) {
+	bubble(t, Options{Capacity: 100}, func(r *rig) {
+		t := r.t
 		s := r.consumer(64)
 		batch := numbered(10000)
 		sent := make(chan error, 1)
@@ -225,7 +233,8 @@ func TestSendWaitsForRoom(t *testing.T) {
 		"bytes":    {CapacityBytes: 6, MaxPayload: 2}, // a message counts id and payload: 2 bytes
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, opts, func(t *testing.T, r *rig) {
+			bubble(t, opts, func(r *rig) {
+				t := r.t
 				s := r.consumer(5)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
@@ -248,7 +257,8 @@ func TestSendWaitsForRoom(t *testing.T) {
 
 // A group that is full keeps a message out of the other groups too.
 func TestSendIsAtomicOverGroups(t *testing.T) {
-	bubble(t, Options{Capacity: 2}, func(t *testing.T, r *rig) {
+	bubble(t, Options{Capacity: 2}, func(r *rig) {
+		t := r.t
 		s := r.consumer(5)
 		r.prepare(topicT, "stands still")
 		r.send(topicT, "a", "b")
@@ -265,7 +275,8 @@ func TestSendIsAtomicOverGroups(t *testing.T) {
 
 // Senders that wait are served in the order in which they came; one that gives up lets the next go on.
 func TestSendersStandInLine(t *testing.T) {
-	bubble(t, Options{Capacity: 1}, func(t *testing.T, r *rig) {
+	bubble(t, Options{Capacity: 1}, func(r *rig) {
+		t := r.t
 		s := r.consumer(1)
 		r.send(topicT, "0")
 		var wg sync.WaitGroup
@@ -305,7 +316,7 @@ func TestSendersStandInLine(t *testing.T) {
 
 // Room for several lets several senders go on, each waking the next.
 func TestRoomForSeveralSenders(t *testing.T) {
-	bubble(t, Options{Capacity: 3}, func(t *testing.T, r *rig) {
+	bubble(t, Options{Capacity: 3}, func(r *rig) {
 		s := r.consumer(3)
 		r.send(topicT, "a", "b", "c")
 		var wg sync.WaitGroup
@@ -321,7 +332,7 @@ func TestRoomForSeveralSenders(t *testing.T) {
 
 // A large message at the head of the line is not overtaken for ever by small ones that would fit.
 func TestLargeMessageKeepsItsTurn(t *testing.T) {
-	bubble(t, Options{CapacityBytes: 10}, func(t *testing.T, r *rig) {
+	bubble(t, Options{CapacityBytes: 10}, func(r *rig) {
 		s := r.consumer(3)
 		r.send(topicT, "aaa") // 6 bytes: id and payload
 		var wg sync.WaitGroup
@@ -374,7 +385,8 @@ func TestConcurrentSenders(t *testing.T) {
 
 // 10,000 messages while the consumer stands still: what the broker keeps stays inside both bounds.
 func TestMemoryStaysBounded(t *testing.T) {
-	bubble(t, Options{Capacity: 500, CapacityBytes: 1 << 20}, func(t *testing.T, r *rig) {
+	bubble(t, Options{Capacity: 500, CapacityBytes: 1 << 20}, func(r *rig) {
+		t := r.t
 		r.consumer(10)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()

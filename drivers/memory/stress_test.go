@@ -15,7 +15,7 @@ import (
 
 // journal checks, over all consumers of a group, what must hold whatever happens.
 type journal struct {
-	t  *testing.T
+	t  testing.TB
 	mu sync.Mutex
 	// acked are the messages whose ack was confirmed; last is the highest number of each key that was acked.
 	acked map[string]int
@@ -64,7 +64,8 @@ func (j *journal) total() int {
 // is never at two sources. Time is virtual, the interleaving is the scheduler's.
 func TestMembersJoinAndDieUnderLoad(t *testing.T) {
 	const keys, each, members = 7, 300, 5
-	bubble(t, Options{Capacity: 64, Lease: time.Hour}, func(t *testing.T, r *rig) {
+	bubble(t, Options{Capacity: 64, Lease: time.Hour}, func(r *rig) {
+		t := r.t
 		r.prepare(topicT, groupG)
 		j := &journal{
 			t: t, acked: make(map[string]int), last: make(map[string]int), holder: make(map[string]int), held: make(map[string]int),
