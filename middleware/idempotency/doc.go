@@ -18,14 +18,22 @@
 //   - Retry outside: each attempt is a transaction of its own. A message of a foreign subscriber is held once for each
 //     delivery before its first failure is returned, so Retry's own intervals are not added to ours again and again. Set
 //     Retry.ShouldRetry to ask [IsFailure] of its Err.
+//
 //   - PoisonQueue outside: a poisoned message has no receipt here, and its delivery is acknowledged by the router. Use
 //     PoisonQueueWithFilter with [IsFailure]: an outage of the database then poisons nothing. Better still, return
 //     [Permanent] and let the dead letter be stored here.
+//
 //   - Recoverer outside: a panic comes through with its own value, after the rollback.
+//
 //   - Timeout outside: the handler's statements end with the context, and the transaction is rolled back. Watermill leaves
 //     the expired context on the message, so a Retry around Timeout needs ResetContextOnRetry.
+//
 //   - CircuitBreaker outside: an open breaker fails deliveries without asking this package; the subscriber's own backoff
 //     is all that slows them.
+//
+//   - InstantAck and Deduplicator belong nowhere: both settle or forget a message before its effect is durable. So does
+//     AckCommandHandlingErrors of a cqrs.CommandProcessor: it swallows the handler's error where nobody can see it, and half
+//     of the effect would commit.
 //
 // What changes outputs, correlation ids and tracing headers for instance, goes into Config.Inside: this middleware takes
 // the outputs away, so what is outside never sees them. A middleware inside that swallows the handler's error, or calls

@@ -64,6 +64,7 @@ func (m *Middleware[T]) process(p *pending[T], h message.HandlerFunc) ([]*messag
 			if err := m.awaitTurn(p, v.err); err != nil {
 				return nil, m.giveBack(p, returned(err))
 			}
+		case kindPaused: // and the next round waits at the gate
 		case kindOutage:
 			if err := m.awaitDatabase(p, v.err); err != nil {
 				return nil, m.giveBack(p, returned(err))
@@ -94,18 +95,22 @@ func (m *Middleware[T]) round(p *pending[T], h message.HandlerFunc) (v verdict) 
 		return returned(err)
 	}
 	defer func() { m.afterRound(probing, v) }()
-	if v = m.inLane(p, h); v.kind == kindUnknown {
+	if v = m.inLane(p, h, probing); v.kind == kindUnknown {
 		v = m.resolve(p, v)
 	}
 	return v
 }
 
-func (m *Middleware[T]) inLane(p *pending[T], h message.HandlerFunc) verdict {
-	if err := m.lanes.acquire(p.ctx); err != nil {
+func (m *Middleware[T]) inLane(p *pending[T], h message.HandlerFunc, probing bool) verdict {
+	lane, err := m.lanes.acquire(p.ctx)
+	if err != nil {
 		return returned(err)
 	}
-	defer m.lanes.release()
-	return m.transaction(p, h)
+	defer lane.release()
+	if m.gate.paused.Load() && !probing {
+		return verdict{kind: kindPaused} // the one before us in this lane found out: do not try the same, one by one
+	}
+	return m.transaction(p, lane, h)
 }
 
 // afterRound tells the gate what a round proved about the database.

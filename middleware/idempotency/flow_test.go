@@ -296,6 +296,38 @@ func TestTxBudget(t *testing.T) {
 	}
 }
 
+// A handler that stands still keeps its own goroutine, not the lane of the others.
+func TestHandlerThatStandsStill(t *testing.T) {
+	bubble(t, nil, func(e *env) {
+		free := make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, err := e.acting(func(msg *message.Message) error {
+				tx, _ := TxFrom[*fakeTx](msg.Context())
+				time.AfterFunc(defaultTxBudget, func() { _ = tx.Rollback(context.Background()) }) // as a store does
+				<-free
+				return nil
+			})(deliver("u-1", "p"))
+			if !errors.Is(err, context.DeadlineExceeded) || !IsFailure(err) {
+				e.Errorf("got %v", err)
+			}
+		})
+		synctest.Wait()
+		start := time.Now()
+		for _, uuid := range []string{"u-2", "u-3"} {
+			if _, err := e.counting()(deliver(uuid, "p")); err != nil {
+				e.Error(err)
+			}
+		}
+		if d := time.Since(start); d > defaultTxBudget {
+			e.Errorf("the others waited for %v", d)
+		}
+		close(free)
+		wg.Wait()
+		e.wantEffect(2)
+	})
+}
+
 // T20: shutdown is nobody's failed attempt.
 func TestCancelledContext(t *testing.T) {
 	tests := []struct {

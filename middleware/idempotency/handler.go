@@ -12,27 +12,42 @@ import (
 	"github.com/penstock-mq/penstock/middleware/receipts"
 )
 
+// running is an open transaction and the lane it runs in.
+type running[T any] struct {
+	tx    receipts.Tx[T]
+	begun time.Time
+	lane  *lane
+}
+
 // run calls the handler with the transaction, stores its outputs and commits.
-func (m *Middleware[T]) run(p *pending[T], tx receipts.Tx[T], begun time.Time, h message.HandlerFunc) verdict {
-	c := &carrier{owner: m, store: m.store, parent: carrierIn(p.ctx), tx: tx.Tx(), scope: p.scope, key: p.key, route: p.route}
+func (m *Middleware[T]) run(p *pending[T], r running[T], h message.HandlerFunc) verdict {
+	c := &carrier{owner: m, store: m.store, parent: carrierIn(p.ctx), tx: r.tx.Tx(), scope: p.scope, key: p.key, route: p.route}
 	defer c.end()
-	ctx, cancel := context.WithDeadline(context.WithValue(p.ctx, carrierKey{}, c), begun.Add(m.cfg.TxBudget))
+	ctx, cancel := context.WithDeadline(context.WithValue(p.ctx, carrierKey{}, c), r.begun.Add(m.cfg.TxBudget))
 	defer cancel() // after the transaction's end, so that nothing of it is cut
 	shadow := shadowOf(p.msg, ctx)
 
-	produced, err := h(shadow)
+	produced, err := m.withinBudget(r, shadow, h)
 	c.end()
 	if err == nil {
-		err = m.objection(p, c, shadow, begun)
+		err = m.objection(p, c, shadow, r.begun)
 	}
 	if err != nil {
-		return m.handlerFailed(p, err, begun)
+		return m.handlerFailed(p, err, r.begun)
 	}
 	outputs, err := m.copyOutputs(p, append(produced, c.take()...))
 	if err != nil {
-		return m.handlerFailed(p, err, begun)
+		return m.handlerFailed(p, err, r.begun)
 	}
-	return m.commitWithOutputs(p, tx, outputs)
+	return m.commitWithOutputs(p, r.tx, outputs)
+}
+
+// withinBudget runs the handler. The store ends a transaction whose budget is over; a handler that does not notice, or
+// stands still, then keeps its own goroutine, but no longer the lane.
+func (m *Middleware[T]) withinBudget(r running[T], shadow *message.Message, h message.HandlerFunc) ([]*message.Message, error) {
+	timer := time.AfterFunc(m.cfg.TxBudget-time.Since(r.begun), r.lane.release)
+	defer timer.Stop()
+	return h(shadow)
 }
 
 // innermost wraps the handler itself, inside Config.Inside: it stops what would run it again after a failure, and hands

@@ -1,22 +1,36 @@
 package idempotency
 
-import "context"
+import (
+	"context"
+	"sync/atomic"
+)
 
 // lanes bounds the transactions that run at a time. A lane is held from before Begin until the transaction ended, and
 // never while a message waits for something else.
 type lanes chan struct{}
 
-// acquire waits for a lane. Its error is the context's, and then no lane is held.
-func (l lanes) acquire(ctx context.Context) error {
+// lane is the right to run one transaction.
+type lane struct {
+	of    lanes
+	freed atomic.Bool
+}
+
+// acquire waits for a lane. Its error is the context's.
+func (l lanes) acquire(ctx context.Context) (*lane, error) {
 	if err := ctx.Err(); err != nil {
-		return err
+		return nil, err
 	}
 	select {
 	case l <- struct{}{}:
-		return nil
+		return &lane{of: l}, nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return nil, ctx.Err()
 	}
 }
 
-func (l lanes) release() { <-l }
+// release frees the lane. It may be called again, by several goroutines.
+func (l *lane) release() {
+	if l.freed.CompareAndSwap(false, true) {
+		<-l.of
+	}
+}

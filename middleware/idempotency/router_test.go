@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"reflect"
 	"runtime"
-	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -20,7 +18,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 	"github.com/sony/gobreaker"
 
-	"github.com/penstock-mq/penstock/drivers/memory"
 	"github.com/penstock-mq/penstock/sdk"
 )
 
@@ -375,66 +372,38 @@ func TestCQRS(t *testing.T) {
 	a.wantRows(4, 0, 0, 0)
 }
 
-// The same over our own engine and memory broker: duplicates, failures, outputs, and nothing left unsettled (T25).
-func TestWithTheEngine(t *testing.T) {
-	network := memory.NewNetwork(memory.Options{})
-	driver, err := network.Driver("test")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = driver.Close(context.Background()) })
-	pub, err := sdk.NewPublisher(driver, sdk.PublisherConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	sub, err := sdk.NewSubscriber(driver, sdk.SubscriberConfig{Group: "billing", Backoff: sdk.Backoff{Min: time.Millisecond, Max: 10 * time.Millisecond}})
-	if err != nil {
-		t.Fatal(err)
-	}
+// OutputsThroughRouter: a publish that fails nacks the input, whose replay publishes all of its outputs again.
+func TestRouterPublishesOutputs(t *testing.T) {
 	a := newApp(t)
-	m := a.middleware(Config{Limits: sub.Limits(), Outputs: pub})
-	var seen sync.Map
-	a.router.AddConsumerHandler("charge", "orders", sub, m.HandleOutputs("shipped", func(ctx context.Context, tx *sql.Tx, msg *message.Message) ([]*message.Message, error) {
-		if err := applying(ctx, tx, msg); err != nil {
+	m := a.middleware(Config{OutputsThroughRouter: true})
+	var tries atomic.Int32
+	pub := &recording{hook: func(string, []*message.Message) error {
+		if tries.Add(1) <= 2 {
+			return errBroker
+		}
+		return nil
+	}}
+	a.router.AddPlugin(m.Plugin)
+	a.router.AddHandler("ship", "paid", a.broker, "shipped", pub, func(msg *message.Message) ([]*message.Message, error) {
+		tx, err := TxFrom[*sql.Tx](msg.Context())
+		if err != nil {
 			return nil, err
 		}
-		if _, again := seen.LoadOrStore(msg.UUID, true); !again {
-			return nil, errHandler // everyone fails once
-		}
-		if msg.UUID == "7" {
-			return nil, Permanent(errHandler)
-		}
-		return []*message.Message{message.NewMessage("o"+msg.UUID, nil)}, nil
-	}))
-	a.router.AddConsumerHandler("ship", "shipped", sub, m.Handle(applying))
-	ctx, stop := context.WithCancel(context.Background())
-	defer stop()
-	ran := make(chan error, 1)
-	go func() { ran <- sdk.Run(ctx, a.router, sub) }()
-	<-a.router.Running()
-
-	const n = 20
-	for i := range n {
-		for _, payload := range []string{"p", "p", "p"} {
-			if err := pub.Publish("orders", message.NewMessage(fmt.Sprint(i), []byte(payload))); err != nil {
-				t.Fatal(err)
-			}
+		return []*message.Message{message.NewMessage("", []byte("1")), message.NewMessage("", []byte("2"))}, applying(msg.Context(), tx, msg)
+	})
+	a.start()
+	a.publish("paid", "u-1", "p")
+	until(t, "published", func() bool { return len(pub.all()) == 2 })
+	if got := a.effects()["ship p"]; got != 1 {
+		t.Errorf("effect %d", got)
+	}
+	stored, err := a.store.Outputs(t.Context(), "7:billing4:ship4:paid", []byte("u-1"))
+	if err != nil || len(stored) != 2 {
+		t.Fatalf("stored %v, %v", stored, err)
+	}
+	for i, p := range pub.all() {
+		if p.uuid != stored[i].UUID || p.topic != "shipped" {
+			t.Errorf("published %v, stored %v", p, stored[i].UUID)
 		}
 	}
-	until(t, "all acknowledged", func() bool { return acknowledged(m.Report()) == 3*n+n-1 })
-	stop()
-	if err := <-ran; err != nil {
-		t.Error(err)
-	}
-	if got := a.effects(); got["charge p"] != n-1 || got["ship "] != n-1 {
-		t.Errorf("effects %v", got)
-	}
-	r := m.Report()
-	if r.Handled != 2*(n-1) || r.Diverted != 1 || r.Failed != n || !slices.Equal(r.Unchecked, []string{"Horizon"}) {
-		t.Errorf("report %+v", r)
-	}
-	if left := network.Broker("test").Unsettled("orders", "billing") + network.Broker("test").Pending("orders", "billing"); left != 0 {
-		t.Errorf("%d messages are left at the broker", left)
-	}
-	a.wantRows(2*(n-1), 1, 0, 1)
 }

@@ -150,9 +150,9 @@ func (m *Middleware[T]) markSent(sent []receipts.OutputRef) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), m.cfg.TxBudget)
 	defer cancel()
-	err := m.lanes.acquire(ctx) // it writes: beside a single writer it would only meet contention
+	lane, err := m.lanes.acquire(ctx) // it writes: beside a single writer it would only meet contention
 	if err == nil {
-		defer m.lanes.release()
+		defer lane.release()
 		err = m.store.MarkSent(ctx, sent, time.Now())
 	}
 	if err != nil {

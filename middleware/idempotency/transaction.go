@@ -16,7 +16,7 @@ import (
 const rollbackBound = 5 * time.Second
 
 // transaction is one transaction for one message, from Begin to COMMIT. However it is left, the transaction has ended.
-func (m *Middleware[T]) transaction(p *pending[T], h message.HandlerFunc) verdict {
+func (m *Middleware[T]) transaction(p *pending[T], lane *lane, h message.HandlerFunc) verdict {
 	tx, v := m.begin(p)
 	if tx == nil {
 		return v
@@ -41,7 +41,7 @@ func (m *Middleware[T]) transaction(p *pending[T], h message.HandlerFunc) verdic
 	case m.claimsAhead(p):
 		return m.commit(p, tx, verdict{kind: kindClaimed}, askAgain, returnedAndHeld)
 	default:
-		return m.run(p, tx, begun, h)
+		return m.run(p, running[T]{tx: tx, begun: begun, lane: lane}, h)
 	}
 }
 
@@ -96,7 +96,7 @@ func (m *Middleware[T]) held(p *pending[T], tx receipts.Tx[T], result receipts.C
 		return m.divert(p, tx, receipts.KindTorn, reason, &m.counters.torn, runAgain)
 	case bytes.Equal(receipt.Fingerprint, p.fingerprint):
 		v := done(&m.counters.replayed)
-		v.replay = true
+		v.replay = receipt.State == receipts.StateDone
 		return v // the transaction is empty, and rolled back
 	case m.cfg.Conflict == HoldConflicts:
 		m.counters.conflicted.Add(1)

@@ -20,6 +20,7 @@ const (
 	kindReturned               // back to the broker, nobody's failed attempt
 	kindContention             // another transaction was in the way
 	kindOutage                 // the database is away
+	kindPaused                 // somebody else found the database away meanwhile: nothing was tried
 	kindUnknown                // the outcome of COMMIT is unknown
 )
 
@@ -31,7 +32,7 @@ type verdict struct {
 	hold bool
 	// count is the counter that a done message belongs to.
 	count *atomic.Uint64
-	// replay: the receipt was there before; its unsent outputs are looked up.
+	// replay: the effect was there before; its unsent outputs are looked up.
 	replay bool
 	// outputs are those stored by this transaction.
 	outputs []receipts.Output
@@ -44,7 +45,6 @@ func done(count *atomic.Uint64) verdict     { return verdict{kind: kindDone, cou
 func failed(err error) verdict              { return verdict{kind: kindFailed, err: err} }
 func returned(err error) verdict            { return verdict{kind: kindReturned, err: err} }
 func returnedAndHeld(err error) verdict     { return verdict{kind: kindReturned, err: err, hold: true} }
-func (v verdict) blocked() (blocked bool)   { return v.kind == kindContention || v.kind == kindOutage }
 func contention(err error) verdict          { return verdict{kind: kindContention, err: err} }
 func outage(err error) verdict              { return verdict{kind: kindOutage, err: err} }
 func permanent(err error) verdict           { return verdict{kind: kindPermanent, err: err} }
