@@ -93,7 +93,9 @@ func (c *Connector) DropCommit(n int, err error) *Fault {
 }
 
 // FailConnect fails the next n attempts to open a connection. err and n are as with LoseCommitAnswer.
-func (c *Connector) FailConnect(n int, err error) *Fault { return c.add(&Fault{op: OpConnect, err: err}, n) }
+func (c *Connector) FailConnect(n int, err error) *Fault {
+	return c.add(&Fault{op: OpConnect, err: err}, n)
+}
 
 // FailBegin fails the next n transactions at their beginning, before anything is forwarded. The connection is dead
 // afterwards where err is, or is nil for, driver.ErrBadConn. n is as with LoseCommitAnswer.

@@ -141,17 +141,17 @@ func distinct(keys [][]byte) [][]byte {
 // Every identity is itself and no other: claimed once as fresh, and found again with its own fingerprint.
 func TestIdentityTorture(t *testing.T) {
 	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	t.Logf("seed %d, %d random keys", seed, randomKeys)
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
 		db := d.open(t, d.file(t), "synchronous=OFF")
 		s := migrated(t, db)
-		keys := hostileKeys(rand.New(rand.NewPCG(seed, 0)), 10_000)
+		keys := hostileKeys(rand.New(rand.NewPCG(seed, 0)), randomKeys)
 		claims := make([]receipts.Claim, len(keys))
 		for i, k := range keys {
 			claims[i] = receipts.Claim{Scope: "s", Key: k, Fingerprint: []byte(itoa(i)), State: receipts.StateDone, At: noon}
 		}
 		tx := begin(t, s)
-		for i, r := range claimed(t, tx, claims...) { // more than ten chunks
+		for i, r := range claimed(t, tx, claims...) {
 			if r.Status != receipts.ClaimFresh {
 				t.Fatalf("key %q is taken for another: %+v", keys[i], r)
 			}
