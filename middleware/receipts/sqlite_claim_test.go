@@ -13,7 +13,7 @@ import (
 
 func TestClaimAnswers(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
-		db := d.open(t, d.file(t))
+		db := d.open(t, d.file(t), "synchronous=OFF")
 		s := migrated(t, db)
 		mustExec(t, db, counters)
 		_, nonce := process(t, s, "held")
@@ -63,7 +63,7 @@ func TestClaimAnswers(t *testing.T) {
 
 func TestClaimLimits(t *testing.T) {
 	d := modernc()
-	s := migrated(t, d.open(t, d.file(t)))
+	s := migrated(t, d.open(t, d.file(t), "synchronous=OFF"))
 	tx := begin(t, s)
 	long := claim("a")
 	long.Scope = strings.Repeat("s", receipts.MaxScope+1)
@@ -177,7 +177,7 @@ func TestIdentityTorture(t *testing.T) {
 // The same bytes cut differently into scope and key are different identities, and scopes are bytes too.
 func TestScopesSeparate(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
-		s := migrated(t, d.open(t, d.file(t)))
+		s := migrated(t, d.open(t, d.file(t), "synchronous=OFF"))
 		scopes := []string{"", "a", "A", "a ", "a\x00", "\xff", "ab", "é", "e\u0301", strings.Repeat("x", 512)}
 		tx := begin(t, s)
 		for _, one := range []bool{true, false} {
@@ -246,7 +246,7 @@ func TestPlansUseKeys(t *testing.T) {
 	wholeTable := regexp.MustCompile(`^SCAN (penstock_\w+|o|r|m)\b`)
 	placeholder := regexp.MustCompile(`\?\d*`)
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
-		db := d.open(t, d.file(t))
+		db := d.open(t, d.file(t), "synchronous=OFF")
 		s := migrated(t, db)
 		for name, query := range s.FlowQueries() {
 			var plan strings.Builder

@@ -33,7 +33,7 @@ func TestLostCommit(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
 		for name, c := range cases {
 			t.Run(name, func(t *testing.T) {
-				connector, db := d.lossy(t, d.file(t))
+				connector, db := d.lossy(t, d.file(t), "synchronous=OFF")
 				s := migrated(t, db)
 				mustExec(t, db, counters)
 				tx := begin(t, s)
@@ -76,7 +76,7 @@ func TestLostCommit(t *testing.T) {
 
 func TestCommitErrorKeepsItsCause(t *testing.T) {
 	d := modernc()
-	connector, db := d.lossy(t, d.file(t))
+	connector, db := d.lossy(t, d.file(t), "synchronous=OFF")
 	s := migrated(t, db)
 	cause := errors.New("the peer is gone")
 	connector.LoseCommitAnswer(1, cause)
@@ -121,7 +121,7 @@ func TestRefusedCommit(t *testing.T) {
 		for name, c := range cases {
 			t.Run(name, func(t *testing.T) {
 				path := d.file(t)
-				db := d.open(t, path, c.changes...)
+				db := d.open(t, path, append(c.changes, "synchronous=OFF")...)
 				db.SetMaxOpenConns(1)
 				s := migrated(t, db)
 				mustExec(t, db, counters, "CREATE TABLE parent (id INTEGER PRIMARY KEY)",
@@ -152,7 +152,7 @@ func TestRefusedCommit(t *testing.T) {
 // A full disk may show at any statement; whichever it is, it is an outage and nothing is committed.
 func TestDiskFull(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
-		db := d.open(t, d.file(t))
+		db := d.open(t, d.file(t), "synchronous=OFF")
 		db.SetMaxOpenConns(1) // max_page_count belongs to the connection
 		s := migrated(t, db)
 		mustExec(t, db, counters, "CREATE TABLE filler (x BLOB)")
@@ -259,7 +259,7 @@ func TestFailingStatements(t *testing.T) {
 		for name, cause := range map[string]error{"bad connection": nil, "no code": lossydb.ErrNoCode} {
 			t.Run(match+", "+name, func(t *testing.T) {
 				onEachDriver(t, func(t *testing.T, d sqliteDriver) {
-					connector, db := d.lossy(t, d.file(t))
+					connector, db := d.lossy(t, d.file(t), "synchronous=OFF")
 					s := migrated(t, db)
 					mustExec(t, db, counters)
 					fault := connector.FailStatement(match, 0, cause)
@@ -301,7 +301,7 @@ func TestFailingStatements(t *testing.T) {
 // One dead connection in the pool is not worth an error.
 func TestBeginTakesAnotherConnection(t *testing.T) {
 	d := modernc()
-	connector, db := d.lossy(t, d.file(t))
+	connector, db := d.lossy(t, d.file(t), "synchronous=OFF")
 	s := migrated(t, db)
 	mustExec(t, db, counters)
 	fault := connector.FailBegin(2, driver.ErrBadConn)

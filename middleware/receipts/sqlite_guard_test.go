@@ -56,7 +56,7 @@ func TestHandlerEndsTransaction(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
 		for name, c := range endings() {
 			t.Run(name, func(t *testing.T) {
-				db := d.open(t, d.file(t))
+				db := d.open(t, d.file(t), "synchronous=OFF")
 				db.SetMaxOpenConns(1) // the next user of the pool gets the very connection
 				s := migrated(t, db)
 				mustExec(t, db, counters, "INSERT INTO counters VALUES ('taken', 0)")
@@ -93,7 +93,7 @@ func TestStoreDoesNotWriteOutsideTheTransaction(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
 		for name, c := range endings() {
 			t.Run(name, func(t *testing.T) {
-				db := d.open(t, d.file(t))
+				db := d.open(t, d.file(t), "synchronous=OFF")
 				s := migrated(t, db)
 				mustExec(t, db, counters, "INSERT INTO counters VALUES ('taken', 0)")
 				tx := begin(t, s)
@@ -164,7 +164,7 @@ func TestHandlerKeepsTransaction(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
 		for name, handler := range handlers {
 			t.Run(name, func(t *testing.T) {
-				db := d.open(t, d.file(t))
+				db := d.open(t, d.file(t), "synchronous=OFF")
 				s := migrated(t, db)
 				mustExec(t, db, counters, "INSERT INTO counters VALUES ('taken', 0)")
 				tx := begin(t, s)
@@ -186,7 +186,7 @@ func TestHandlerKeepsTransaction(t *testing.T) {
 // same each time, not contention.
 func TestOpenWritingRows(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
-		db := d.open(t, d.file(t))
+		db := d.open(t, d.file(t), "synchronous=OFF")
 		s := migrated(t, db)
 		mustExec(t, db, counters)
 		tx := begin(t, s)
@@ -216,7 +216,7 @@ func TestHandlerRemovesReceipts(t *testing.T) {
 	for name, keys := range map[string][]string{"one claim": {"a"}, "many claims": {"a", "b", "c"}} {
 		t.Run(name, func(t *testing.T) {
 			onEachDriver(t, func(t *testing.T, d sqliteDriver) {
-				db := d.open(t, d.file(t))
+				db := d.open(t, d.file(t), "synchronous=OFF")
 				s := migrated(t, db)
 				mustExec(t, db, counters)
 				var claims []receipts.Claim

@@ -90,7 +90,7 @@ func TestChild(t *testing.T) {
 		if d.name != os.Getenv(childEnv+"_DRIVER") {
 			continue
 		}
-		s := migrated(t, d.open(t, path))
+		s := migrated(t, d.open(t, path, "synchronous=OFF"))
 		for i := range 30 {
 			process(t, s, itoa(i))
 		}

@@ -28,7 +28,7 @@ func hostileOutputs() []receipts.Output {
 
 func TestOutputs(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
-		db := d.open(t, d.file(t))
+		db := d.open(t, d.file(t), "synchronous=OFF")
 		s := migrated(t, db)
 		outputs := hostileOutputs()
 		c := claim("k\x00\xff ")
@@ -78,7 +78,7 @@ func TestOutputs(t *testing.T) {
 
 func TestUnsentSelects(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
-		db := d.open(t, d.file(t))
+		db := d.open(t, d.file(t), "synchronous=OFF")
 		s := migrated(t, db)
 		store := func(key string, at time.Time, viaRouter bool) {
 			tx := begin(t, s)
@@ -165,7 +165,7 @@ func TestMarkSent(t *testing.T) {
 
 func TestDeadLetters(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
-		db := d.open(t, d.file(t))
+		db := d.open(t, d.file(t), "synchronous=OFF")
 		s := migrated(t, db)
 		letter := receipts.DeadLetter{
 			Scope: "billing\x00\xff", Key: []byte("k\xff"), Fingerprint: []byte{0, 255}, Kind: receipts.KindConflict,
@@ -226,7 +226,7 @@ func TestDeadLetters(t *testing.T) {
 // The zero time and times far away come back as they were.
 func TestTimes(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
-		s := migrated(t, d.open(t, d.file(t)))
+		s := migrated(t, d.open(t, d.file(t), "synchronous=OFF"))
 		for i, at := range []time.Time{{}, time.UnixMicro(-1), time.UnixMicro(0), noon, time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)} {
 			c := claim(itoa(i))
 			c.At = at

@@ -36,14 +36,15 @@ func (s *SQLite) begin(ctx context.Context, opts TxOptions) (*sqliteTx, error) {
 	t := &sqliteTx{
 		s: s, ctx: context.WithoutCancel(ctx), conn: conn, nonce: NewNonce(), budget: opts.Budget, ended: make(chan struct{}),
 	}
-	t.stop, err = awaitLock(ctx, func(ctx context.Context) error {
+	stop, err := awaitLock(ctx, func(ctx context.Context) error {
 		var err error
 		t.tx, err = conn.BeginTx(ctx, nil)
 		return err
 	}, t.abandon)
 	if err != nil {
-		return nil, err
+		return nil, err // t belongs to the goroutine that abandons it
 	}
+	t.stop = stop
 	if _, err := t.exec(s.q.savepoint); err != nil {
 		t.abandon()
 		return nil, err
