@@ -29,11 +29,11 @@ type Clause struct {
 func Clauses() []Clause {
 	all := slices.Concat(
 		publishClauses(),
-		deliveryClauses(), settleClauses(),
+		deliveryClauses(), settleClauses(), engineClauses(),
 		orderClauses(),
 		groupClauses(),
 		lifeClauses(),
-		faultClauses(),
+		faultClauses(), engineFaultClauses(),
 		capabilityClauses(),
 	)
 	slices.SortStableFunc(all, func(a, b Clause) int { return strings.Compare(a.ID, b.ID) })

@@ -114,12 +114,12 @@ func (e *Env) probe(ctx context.Context) (sdk.Capabilities, error) {
 func (e *Env) eventually(ctx context.Context, ask func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, e.h.Patience)
 	defer cancel()
-	for {
+	for wait := pollPause; ; wait = min(2*wait, pollMax) {
 		err := ask()
 		if err == nil {
 			return nil
 		}
-		if pause(ctx, pollPause) != nil {
+		if pause(ctx, wait) != nil {
 			return fmt.Errorf("after waiting for %s: %w", e.h.Patience, err)
 		}
 	}
@@ -161,6 +161,7 @@ func (e *Env) prompt(ctx context.Context, what string, limit time.Duration, f fu
 
 const (
 	pollPause   = 2 * time.Millisecond
+	pollMax     = 50 * time.Millisecond
 	promptGrace = 2 * time.Second
 )
 

@@ -48,6 +48,8 @@ type Harness struct {
 	// KillConsumer has another process take n deliveries, settle none, and be killed by SIGKILL. It returns once the
 	// process is dead.
 	KillConsumer func(ctx context.Context, topic, group string, n int) error
+	// Signal sends SIGTERM to this very process, in which somebody may listen to it: for tests only.
+	Signal func(ctx context.Context) error
 	// Unsettled asks the broker how many deliveries of the group are handed out and not settled, prefetched ones included.
 	Unsettled func(ctx context.Context, topic, group string) (int, error)
 }
@@ -63,6 +65,7 @@ func (h Harness) hook(name string) bool {
 		"Undecodable":     h.Undecodable != nil,
 		"DeadLetterTopic": h.DeadLetterTopic != nil,
 		"KillConsumer":    h.KillConsumer != nil,
+		"Signal":          h.Signal != nil,
 		"Unsettled":       h.Unsettled != nil,
 	}[name]
 }

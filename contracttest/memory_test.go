@@ -2,7 +2,9 @@ package contracttest_test
 
 import (
 	"context"
+	"os"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -14,7 +16,7 @@ import (
 // memoryHarness is the reference: the memory driver with every hook that one process can offer.
 func memoryHarness() contracttest.Harness {
 	broker := "contract"
-	net := memory.NewNetwork(memory.Options{Lease: 2 * time.Second, Horizon: time.Hour})
+	net := memory.NewNetwork(memory.Options{Lease: 2 * time.Second, Horizon: time.Hour, MaxPayload: 2 << 20})
 	b := net.Broker(broker)
 	return contracttest.Harness{
 		Name:     "memory",
@@ -48,11 +50,13 @@ func TestMemoryInBubble(t *testing.T) {
 	if !rep.OK() {
 		t.Errorf("failed: %q", rep.IDs(contracttest.Failed))
 	}
-	wantNotRun(t, rep, "D06/kill", "G03/kill")
+	wantNotRun(t, rep, "D06/kill", "G03/kill", "L04/signal")
 }
 
 func TestMemoryInRealTime(t *testing.T) {
-	rep := contracttest.Check(t.Context(), memoryHarness())
+	h := memoryHarness()
+	h.Signal = func(context.Context) error { return syscall.Kill(os.Getpid(), syscall.SIGTERM) }
+	rep := contracttest.Check(t.Context(), h)
 	t.Log("\n" + rep.String())
 	if !rep.OK() {
 		t.Errorf("failed: %q", rep.IDs(contracttest.Failed))

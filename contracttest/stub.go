@@ -1,3 +1,0 @@
-package contracttest
-
-func lifeClauses() []Clause { return nil }
