@@ -83,7 +83,7 @@ func consume(ctx context.Context, spec consumerSpec, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("connect to the broker: %w", err)
 	}
-	defer broker.Close(context.Background()) //nolint:errcheck // what is unsettled goes back either way
+	defer broker.Close(context.Background())
 	death := &trigger{kill: spec.Kill}
 	sub, err := sdk.NewSubscriber(killingDriver{broker, death}, sdk.SubscriberConfig{Group: group, MaxInFlight: window})
 	if err != nil {
@@ -140,7 +140,7 @@ func openDatabase(ctx context.Context, path string) (*sql.DB, error) {
 	}
 	db.SetMaxOpenConns(2) // SQLite has one writer
 	if _, err := db.ExecContext(ctx, tableSQL); err != nil {
-		db.Close()
+		_ = db.Close()
 		return nil, fmt.Errorf("create the tables: %w", err)
 	}
 	return db, nil
@@ -182,7 +182,7 @@ func applyBare(db *sql.DB, death *trigger) message.NoPublishHandlerFunc {
 		if err != nil {
 			return fmt.Errorf("begin: %w", err)
 		}
-		defer tx.Rollback() //nolint:errcheck // after Commit it says so
+		defer tx.Rollback()
 		if err := apply(msg.Context(), tx, msg); err != nil {
 			return err
 		}

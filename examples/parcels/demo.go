@@ -59,13 +59,13 @@ func runDemo(ctx context.Context, opts options, stdout, stderr io.Writer) error 
 	if err != nil {
 		return fmt.Errorf("make a folder for the socket: %w", err)
 	}
-	defer os.RemoveAll(socketDir) //nolint:errcheck // nothing can be done about it
+	defer os.RemoveAll(socketDir)
 
 	broker, err := memory.NewNetwork(memory.Options{}).Driver("carrier")
 	if err != nil {
 		return fmt.Errorf("open the broker: %w", err)
 	}
-	defer broker.Close(context.Background()) //nolint:errcheck // it ends with this process
+	defer broker.Close(context.Background())
 	d := &demo{
 		opts: opts, sent: sent, database: database, socket: filepath.Join(socketDir, "broker"),
 		out: newDisplay(stderr, len(sent)), broker: broker, tally: newTally(), kills: map[point]int{},
@@ -94,7 +94,7 @@ func (d *demo) process(ctx context.Context) error {
 	// The group is there before the first message, so that none is sent to nobody.
 	binding := sdk.Binding{Topic: topic, Group: group, Declare: true}
 	if err := d.broker.Prepare(ctx, binding); err != nil {
-		listener.Close()
+		_ = listener.Close()
 		return fmt.Errorf("prepare topic %s: %w", topic, err)
 	}
 	ctx, done := context.WithCancel(ctx)

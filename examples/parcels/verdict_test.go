@@ -5,7 +5,9 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -36,16 +38,17 @@ func goodDatabase(t *testing.T) (db *sql.DB, path string, want expectation) {
 	require.NoError(t, store.Migrate(t.Context()))
 	tx, err := db.BeginTx(t.Context(), nil)
 	require.NoError(t, err)
-	defer tx.Rollback() //nolint:errcheck // after Commit it says so
+	defer tx.Rollback()
 	for _, in := range clean {
 		require.NoError(t, apply(t.Context(), tx, message.NewMessage(in.id, in.payload)))
 		_, err := tx.ExecContext(t.Context(), `INSERT INTO penstock_receipts VALUES (x'61', CAST(? AS BLOB), x'62', zeroblob(16), 1, 0)`, in.id)
 		require.NoError(t, err)
 	}
+	letter := `INSERT INTO penstock_dead_letters VALUES (NULL, x'61', x'62', x'63', '%s', ''` + strings.Repeat(`, x''`, 6) + `, 0)`
 	for _, query := range []string{
 		`INSERT INTO penstock_markers VALUES (zeroblob(16), 1, 0)`,
-		`INSERT INTO penstock_dead_letters VALUES (1, x'61', x'61', x'61', 'conflict', '', x'', x'', x'', x'', x'', x'', 0)`,
-		`INSERT INTO penstock_dead_letters VALUES (2, x'61', x'', x'61', 'refused', '', x'', x'', x'', x'', x'', x'', 0)`,
+		fmt.Sprintf(letter, "conflict"),
+		fmt.Sprintf(strings.Replace(letter, "x'62'", "x''", 1), "refused"),
 	} {
 		_, err := tx.ExecContext(t.Context(), query)
 		require.NoError(t, err)

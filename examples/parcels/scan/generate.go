@@ -67,9 +67,18 @@ type depot struct{ code, city, country string }
 
 func depots() []depot {
 	return []depot{
-		{"BER2", "Berlin", "DE"}, {"CGN1", "Köln", "DE"}, {"LDZ1", "Łódź", "PL"}, {"ATH1", "Αθήνα", "GR"},
-		{"KBP3", "Київ", "UA"}, {"CAI1", "القاهرة", "EG"}, {"NRT2", "東京", "JP"}, {"ICN1", "서울", "KR"},
-		{"SCQ1", "A Coruña", "ES"}, {"REK1", "Reykjavík", "IS"}, {"HAN1", "Hà Nội", "VN"}, {"DUB1", "Dublin", "IE"},
+		{"BER2", "Berlin", "DE"},
+		{"CGN1", "Köln", "DE"},
+		{"LDZ1", "Łódź", "PL"},
+		{"ATH1", "Αθήνα", "GR"},
+		{"KBP3", "Київ", "UA"},
+		{"CAI1", "القاهرة", "EG"},
+		{"NRT2", "東京", "JP"},
+		{"ICN1", "서울", "KR"},
+		{"SCQ1", "A Coruña", "ES"},
+		{"REK1", "Reykjavík", "IS"},
+		{"HAN1", "Hà Nội", "VN"},
+		{"DUB1", "Dublin", "IE"},
 	}
 }
 
