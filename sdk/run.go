@@ -22,7 +22,8 @@ import (
 // open. It must be called instead of [message.Router.Run], once, before the router runs: it adds a subscriber decorator,
 // the outermost. Under Run also Handler.Stop and a plain Router.Close wait for messages of foreign subscribers.
 //
-// It returns the router's error, joined with those of subscribers that did not stop in time; nil after an orderly end.
+// It returns the router's error, joined with those of subscribers that did not stop in time; nil after an orderly end, also
+// where ctx was done before the router was up.
 func Run(ctx context.Context, router *message.Router, subs ...*Subscriber) error {
 	if router == nil {
 		return errors.New("run: the router is nil")
@@ -39,8 +40,11 @@ func Run(ctx context.Context, router *message.Router, subs ...*Subscriber) error
 	p.park()
 	stopped := make(chan error, 1)
 	go func() { stopped <- p.stopAll() }()
-	select { // a router that is still starting fails now, because its subscribers are closed
+	select {
 	case err := <-ended:
+		if errors.Is(err, ErrClosed) { // it was still starting, and its subscribers were closed, as ctx asked
+			err = nil
+		}
 		return errors.Join(err, <-stopped)
 	case <-router.Running():
 	}

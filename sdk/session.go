@@ -105,8 +105,16 @@ func (s *subscription) lose(sess *session, err error) {
 		err = ErrDeliveryLost
 	}
 	s.note(Event{Kind: EventSourceLost, Err: err})
-	for _, e := range sess.live.all() {
-		s.loseDelivery(e, false)
+	all := sess.live.all()
+	for _, e := range all { // first what is not running, so that whoever sees a context end is not handed another lost one
+		if e.phase != phaseRunning {
+			s.loseDelivery(e, false)
+		}
+	}
+	for _, e := range all {
+		if e.phase == phaseRunning {
+			s.loseDelivery(e, false)
+		}
 	}
 	if s.session == sess {
 		s.session = nil
