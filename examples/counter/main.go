@@ -107,27 +107,27 @@ type outcome struct {
 }
 
 // consume publishes messages and handles them until the broker has confirmed an ack for each.
-func consume(ctx context.Context, db *sql.DB, msgs ...*message.Message) (outcome, error) {
+func consume(ctx context.Context, db *sql.DB, msgs ...*message.Message) (done outcome, err error) {
 	store, err := receipts.NewSQLite(db, receipts.SQLiteOptions{})
 	if err != nil {
-		return outcome{}, err
+		return done, err
 	}
 	if err := store.Migrate(ctx); err != nil {
-		return outcome{}, err
+		return done, err
 	}
 	broker, err := memory.NewNetwork(memory.Options{}).Driver("counter")
 	if err != nil {
-		return outcome{}, err
+		return done, err
 	}
 	defer broker.Close(ctx)
 	settled := make(acks, len(msgs))
 	sub, err := sdk.NewSubscriber(broker, sdk.SubscriberConfig{Group: "counter", Observer: settled})
 	if err != nil {
-		return outcome{}, err
+		return done, err
 	}
 	pub, err := sdk.NewPublisher(broker, sdk.PublisherConfig{})
 	if err != nil {
-		return outcome{}, err
+		return done, err
 	}
 	defer pub.Close()
 	m, err := idempotency.New(store, idempotency.Config{
@@ -136,35 +136,40 @@ func consume(ctx context.Context, db *sql.DB, msgs ...*message.Message) (outcome
 		Limits:   sub.Limits(),
 	})
 	if err != nil {
-		return outcome{}, err
+		return done, err
 	}
-	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
-	if err != nil {
-		return outcome{}, err
-	}
+	router := message.NewDefaultRouter(watermill.NopLogger{})
 	router.AddConsumerHandler("apply", topic, sub, m.Handle(apply))
 
 	ctx, stop := context.WithCancel(ctx)
-	defer stop()
 	ended := make(chan error, 1)
-	go func() { ended <- sdk.Run(ctx, router, sub) }()
-	<-router.Running()
-	if err := pub.PublishContext(ctx, topic, msgs...); err != nil {
-		return outcome{}, err
+	go func() {
+		defer stop() // also where it ends by itself
+		ended <- sdk.Run(ctx, router, sub)
+	}()
+	defer func() {
+		stop()
+		err = errors.Join(err, <-ended)
+		done.report = m.Report()
+	}()
+	select {
+	case <-router.Running(): // now the group exists: what is sent from here on reaches it
+	case <-ctx.Done():
+		return done, ctx.Err()
 	}
-	done := outcome{tokens: map[sdk.Token]bool{}}
+	if err := pub.PublishContext(ctx, topic, msgs...); err != nil {
+		return done, err
+	}
+	done.tokens = map[sdk.Token]bool{}
 	for range msgs {
 		select {
 		case token := <-settled:
 			done.tokens[token] = true
-		case err := <-ended:
-			return done, fmt.Errorf("ended before all was acknowledged: %w", errors.Join(err, ctx.Err()))
+		case <-ctx.Done():
+			return done, ctx.Err()
 		}
 	}
-	stop()
-	err = <-ended
-	done.report = m.Report()
-	return done, err
+	return done, nil
 }
 
 // acks passes on the token of each delivery whose ack the broker confirmed.

@@ -89,10 +89,7 @@ func consume(ctx context.Context, spec consumerSpec, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("make the subscriber: %w", err)
 	}
-	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
-	if err != nil {
-		return fmt.Errorf("make the router: %w", err)
-	}
+	router := message.NewDefaultRouter(watermill.NopLogger{})
 	if spec.Bare {
 		router.AddConsumerHandler("track", topic, sub, applyBare(db, death))
 	} else {
