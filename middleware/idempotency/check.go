@@ -44,20 +44,20 @@ func (c Config) check() error {
 func (c Config) checkNames() error {
 	switch {
 	case c.Consumer == "":
-		return errors.New("Config.Consumer is empty: name the application that consumes")
+		return errors.New("config: Consumer is empty: name the application that consumes")
 	case len(c.Consumer) > maxConsumer:
-		return fmt.Errorf("Config.Consumer has %d bytes: use at most %d", len(c.Consumer), maxConsumer)
+		return fmt.Errorf("config: Consumer has %d bytes: use at most %d", len(c.Consumer), maxConsumer)
 	case len(appendPart(nil, c.Scope)) > receipts.MaxScope:
-		return fmt.Errorf("Config.Scope has %d bytes: use at most %d", len(c.Scope), receipts.MaxScope-4)
+		return fmt.Errorf("config: Scope has %d bytes: use at most %d", len(c.Scope), receipts.MaxScope-4)
 	}
 	written := make(map[string]string, len(c.Aliases))
 	for _, now := range slices.Sorted(maps.Keys(c.Aliases)) {
 		before := c.Aliases[now]
 		if now == "" || before == "" {
-			return fmt.Errorf("Config.Aliases maps %q to %q: neither may be empty", now, before)
+			return fmt.Errorf("config: Aliases maps %q to %q: neither may be empty", now, before)
 		}
 		if other, taken := written[before]; taken {
-			return fmt.Errorf("Config.Aliases gives handlers %q and %q the same old name %q: they would share receipts; use Config.Scope if they should",
+			return fmt.Errorf("config: Aliases gives handlers %q and %q the same old name %q: they would share receipts; use Config.Scope if they should",
 				other, now, before)
 		}
 		written[before] = now
@@ -68,26 +68,26 @@ func (c Config) checkNames() error {
 func (c Config) checkBounds() error {
 	switch {
 	case c.Guarantee > AtMostOnce:
-		return fmt.Errorf("Config.Guarantee is %d: use EffectivelyOnce, AtLeastOnce or AtMostOnce", c.Guarantee)
+		return fmt.Errorf("config: Guarantee is %d: use EffectivelyOnce, AtLeastOnce or AtMostOnce", c.Guarantee)
 	case c.Conflict > HoldConflicts:
-		return fmt.Errorf("Config.Conflict is %d: use DivertConflicts or HoldConflicts", c.Conflict)
+		return fmt.Errorf("config: Conflict is %d: use DivertConflicts or HoldConflicts", c.Conflict)
 	case c.Guarantee == AtLeastOnce && c.Conflict == HoldConflicts:
-		return errors.New("Config.Conflict is HoldConflicts, but AtLeastOnce has no receipts to find conflicts with: drop one of them")
+		return errors.New("config: Conflict is HoldConflicts, but AtLeastOnce has no receipts to find conflicts with: drop one of them")
 	case c.MaxAttempts != 0:
-		return fmt.Errorf("Config.MaxAttempts is %d: attempts are not counted yet, leave it 0", c.MaxAttempts)
+		return fmt.Errorf("config: MaxAttempts is %d: attempts are not counted yet, leave it 0", c.MaxAttempts)
 	case c.ContentionRetries < 0:
-		return fmt.Errorf("Config.ContentionRetries is %d: use 0 for %d, or a positive number", c.ContentionRetries, defaultContentionRetries)
+		return fmt.Errorf("config: ContentionRetries is %d: use 0 for %d, or a positive number", c.ContentionRetries, defaultContentionRetries)
 	case c.TxBudget < 0:
-		return fmt.Errorf("Config.TxBudget is %v: use 0 for %v, or a positive duration", c.TxBudget, defaultTxBudget)
+		return fmt.Errorf("config: TxBudget is %v: use 0 for %v, or a positive duration", c.TxBudget, defaultTxBudget)
 	case c.Limits.Lease < 0 || c.Limits.Horizon < 0 || c.Limits.MaxInFlight < 0:
-		return errors.New("Config.Limits has a negative limit: use 0 where it is unknown")
+		return errors.New("config: Limits has a negative limit: use 0 where it is unknown")
 	case c.Limits.Lease > 0 && c.TxBudget >= c.Limits.Lease:
-		return fmt.Errorf("Config.TxBudget %v is not below Limits.Lease %v, so the message could be taken away while its transaction is open: "+
+		return fmt.Errorf("config: TxBudget %v is not below Limits.Lease %v, so the message could be taken away while its transaction is open: "+
 			"lower TxBudget or raise the subscriber's Lease", c.TxBudget, c.Limits.Lease)
 	case c.RetryBackoff.Min < 0 || c.RetryBackoff.Max < 0:
-		return errors.New("Config.RetryBackoff is negative: use 0 for 100 ms to 1 min, or positive durations")
+		return errors.New("config: RetryBackoff is negative: use 0 for 100 ms to 1 min, or positive durations")
 	case c.RetryBackoff.Max > 0 && c.RetryBackoff.Max < c.RetryBackoff.Min:
-		return fmt.Errorf("Config.RetryBackoff.Max %v is below Min %v: swap them", c.RetryBackoff.Max, c.RetryBackoff.Min)
+		return fmt.Errorf("config: RetryBackoff.Max %v is below Min %v: swap them", c.RetryBackoff.Max, c.RetryBackoff.Min)
 	}
 	return nil
 }
@@ -95,13 +95,13 @@ func (c Config) checkBounds() error {
 func (c Config) checkOutputs() error {
 	switch {
 	case c.Outputs != nil && isNil(c.Outputs):
-		return fmt.Errorf("Config.Outputs is a nil %T: leave it out, or give a publisher", c.Outputs)
+		return fmt.Errorf("config: Outputs is a nil %T: leave it out, or give a publisher", c.Outputs)
 	case c.Outputs != nil && c.OutputsThroughRouter:
-		return errors.New("Config.Outputs and OutputsThroughRouter exclude each other: use one of them")
+		return errors.New("config: Outputs and OutputsThroughRouter exclude each other: use one of them")
 	}
 	for i, inside := range c.Inside {
 		if inside == nil {
-			return fmt.Errorf("Config.Inside[%d] is nil: leave it out", i)
+			return fmt.Errorf("config: Inside[%d] is nil: leave it out", i)
 		}
 	}
 	return nil

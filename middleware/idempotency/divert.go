@@ -17,7 +17,7 @@ const maxReason = 300
 
 // divert stores the message's dead letter in the open transaction and commits; only then is the message done. Storing
 // the same dead letter again adds nothing.
-func (m *Middleware[T]) divert(p *pending[T], tx receipts.Tx[T], why receipts.DeadLetterKind, reason string, count *atomic.Uint64, lost unknown) verdict {
+func (m *Middleware[T]) divert(p *pending[T], r *running[T], why receipts.DeadLetterKind, reason string, count *atomic.Uint64, lost unknown) verdict {
 	letter := receipts.DeadLetter{
 		Scope: p.scope, Key: p.key, Fingerprint: p.fingerprint,
 		Kind: why, Reason: brief(reason, maxReason),
@@ -27,10 +27,10 @@ func (m *Middleware[T]) divert(p *pending[T], tx receipts.Tx[T], why receipts.De
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), m.cfg.TxBudget)
 	defer cancel()
-	if err := tx.Divert(ctx, []receipts.DeadLetter{letter}); err != nil {
+	if err := r.tx.Divert(ctx, []receipts.DeadLetter{letter}); err != nil {
 		return m.classify(fmt.Errorf("divert as %s: %w", why, err), returnedAndHeld)
 	}
-	v := m.commit(p, tx, done(count), lost, returnedAndHeld)
+	v := m.commit(p, r, done(count), lost, returnedAndHeld)
 	if v.kind == kindDone {
 		m.log.Info("Diverted a message into the dead-letter table", m.fields(p).Add(watermill.LogFields{
 			"kind": string(why), "reason": letter.Reason,

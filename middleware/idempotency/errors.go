@@ -35,7 +35,7 @@ var (
 	// ErrLease: the delivery's lease is too short for TxBudget.
 	ErrLease = errors.New("the delivery's lease is not longer than Config.TxBudget")
 	// ErrRelayRunning: Run was called while another Run of the same middleware has not returned.
-	ErrRelayRunning = errors.New("Run is running already")
+	ErrRelayRunning = errors.New("another Run of this middleware has not returned")
 )
 
 // What a handler "returned" that did not return an error.

@@ -62,7 +62,7 @@ func TestGuarantees(t *testing.T) {
 				if !errors.Is(err, tt.err) || (err == nil) != (tt.err == nil) {
 					e.Errorf("first delivery: %v", err)
 				}
-				if IsFailure(err) != (tt.err == errHandler) {
+				if IsFailure(err) != errors.Is(tt.err, errHandler) {
 					e.Errorf("failure: %v", IsFailure(err))
 				}
 				if _, err := e.acting(ok)(deliver("u-1", "p")); err != nil {
@@ -81,6 +81,31 @@ func commitLost(call int, apply bool) func(*Config, *fakeStore) {
 	return func(_ *Config, s *fakeStore) {
 		s.onCommit = func(n int) commitFault { return commitFault{lost: n == call, apply: apply} }
 	}
+}
+
+// Each stage of a message has its own patience with contention.
+func TestContentionIsCountedByStage(t *testing.T) {
+	bubble(t, guaranteed(AtMostOnce, func(c *Config, s *fakeStore) {
+		c.ContentionRetries = 2
+		s.onClaim = times(2, errBusy)
+		s.onCommit = func(n int) commitFault {
+			if n == 2 || n == 3 { // of the effect
+				return commitFault{err: errBusy}
+			}
+			return commitFault{}
+		}
+		s.onDivert = times(2, errBusy)
+	}), func(e *env) {
+		if _, err := e.counting()(deliver("u-1", "p")); err != nil {
+			e.Error(err)
+		}
+		e.wantEffect(1)
+		e.store.onClaim = nil
+		if _, err := e.acting(func(*message.Message) error { return Permanent(errHandler) })(deliver("u-2", "p")); err != nil {
+			e.Error(err)
+		}
+		e.wantCounts(map[string]uint64{"Handled": 1, "Diverted": 1, "Contention": 6})
+	})
 }
 
 // The claim is durable before the handler starts.

@@ -17,15 +17,16 @@ type running[T any] struct {
 	tx    receipts.Tx[T]
 	begun time.Time
 	lane  *lane
+	ended bool // Commit was called, whatever it answered
 }
 
 // run calls the handler with the transaction, stores its outputs and commits.
-func (m *Middleware[T]) run(p *pending[T], r running[T], h message.HandlerFunc) verdict {
+func (m *Middleware[T]) run(p *pending[T], r *running[T], h message.HandlerFunc) verdict {
 	c := &carrier{owner: m, store: m.store, parent: carrierIn(p.ctx), tx: r.tx.Tx(), scope: p.scope, key: p.key, route: p.route}
 	defer c.end()
 	ctx, cancel := context.WithDeadline(context.WithValue(p.ctx, carrierKey{}, c), r.begun.Add(m.cfg.TxBudget))
 	defer cancel() // after the transaction's end, so that nothing of it is cut
-	shadow := shadowOf(p.msg, ctx)
+	shadow := shadowOf(ctx, p.msg)
 
 	produced, err := m.withinBudget(r, shadow, h)
 	c.end()
@@ -39,12 +40,12 @@ func (m *Middleware[T]) run(p *pending[T], r running[T], h message.HandlerFunc) 
 	if err != nil {
 		return m.handlerFailed(p, err, r.begun)
 	}
-	return m.commitWithOutputs(p, r.tx, outputs)
+	return m.commitWithOutputs(p, r, outputs)
 }
 
 // withinBudget runs the handler. The store ends a transaction whose budget is over; a handler that does not notice, or
 // stands still, then keeps its own goroutine, but no longer the lane.
-func (m *Middleware[T]) withinBudget(r running[T], shadow *message.Message, h message.HandlerFunc) ([]*message.Message, error) {
+func (m *Middleware[T]) withinBudget(r *running[T], shadow *message.Message, h message.HandlerFunc) ([]*message.Message, error) {
 	timer := time.AfterFunc(m.cfg.TxBudget-time.Since(r.begun), r.lane.release)
 	defer timer.Stop()
 	return h(shadow)
@@ -106,7 +107,7 @@ func (m *Middleware[T]) handlerFailed(p *pending[T], err error, begun time.Time)
 		case isPermanent(err):
 			return permanent(err)
 		case time.Since(begun) >= m.cfg.TxBudget:
-			return failed(fmt.Errorf("TxBudget of %v is over: %w", m.cfg.TxBudget, err))
+			return failed(fmt.Errorf("the TxBudget of %v is over: %w", m.cfg.TxBudget, err))
 		default:
 			return failed(err)
 		}
@@ -115,16 +116,16 @@ func (m *Middleware[T]) handlerFailed(p *pending[T], err error, begun time.Time)
 
 // commitWithOutputs stores the outputs and commits. An error in here is charged: what breaks a transaction that could
 // claim is what the handler did with it.
-func (m *Middleware[T]) commitWithOutputs(p *pending[T], tx receipts.Tx[T], outputs []receipts.Output) verdict {
+func (m *Middleware[T]) commitWithOutputs(p *pending[T], r *running[T], outputs []receipts.Output) verdict {
 	then := done(&m.counters.handled)
 	if len(outputs) > 0 {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), m.cfg.TxBudget)
 		defer cancel()
-		stored, err := tx.AddOutputs(ctx, outputs)
+		stored, err := r.tx.AddOutputs(ctx, outputs)
 		if err != nil {
 			return m.classify(fmt.Errorf("store outputs: %w", err), failed)
 		}
 		then.outputs = stored
 	}
-	return m.commit(p, tx, then, m.whenUnknown(), failed)
+	return m.commit(p, r, then, m.whenUnknown(), failed)
 }

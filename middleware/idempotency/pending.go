@@ -64,7 +64,7 @@ func (m *Middleware[T]) takeFingerprint(p *pending[T]) error {
 	}
 	p.fingerprint = m.cfg.Fingerprint(p.msg)
 	if n := len(p.fingerprint); n == 0 || n > maxFingerprint {
-		return fmt.Errorf("Config.Fingerprint gave %d bytes: it must give between 1 and %d", n, maxFingerprint)
+		return fmt.Errorf("config: Fingerprint gave %d bytes: it must give between 1 and %d", n, maxFingerprint)
 	}
 	return nil
 }

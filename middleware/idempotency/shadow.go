@@ -9,7 +9,7 @@ import (
 
 // shadowOf makes the copy of a message that the handler sees: payload and metadata are its own, and Ack or Nack on it
 // reach nobody.
-func shadowOf(msg *message.Message, ctx context.Context) *message.Message {
+func shadowOf(ctx context.Context, msg *message.Message) *message.Message {
 	shadow := msg.Copy()
 	shadow.Payload = bytes.Clone(msg.Payload)
 	shadow.SetContext(ctx)

@@ -21,27 +21,27 @@ func (m *Middleware[T]) transaction(p *pending[T], lane *lane, h message.Handler
 	if tx == nil {
 		return v
 	}
-	begun := time.Now()
-	defer m.rollback(p, tx)
+	r := &running[T]{tx: tx, begun: time.Now(), lane: lane}
+	defer m.rollback(p, r)
 	if p.refused != "" {
-		return m.divert(p, tx, receipts.KindRefused, p.refused, &m.counters.refused, runAgain)
+		return m.divert(p, r, receipts.KindRefused, p.refused, &m.counters.refused, runAgain)
 	}
 	if m.claims(p) {
-		result, v := m.claim(p, tx, begun)
+		result, v := m.claim(p, r)
 		if v.kind != kindNone {
 			return v
 		}
 		if result.Status != receipts.ClaimFresh {
-			return m.held(p, tx, result)
+			return m.held(p, r, result)
 		}
 	}
 	switch {
 	case p.permanent != nil:
-		return m.divert(p, tx, receipts.KindPermanent, p.permanent.Error(), &m.counters.diverted, m.whenDiverting())
+		return m.divert(p, r, receipts.KindPermanent, p.permanent.Error(), &m.counters.diverted, m.whenDiverting())
 	case m.claimsAhead(p):
-		return m.commit(p, tx, verdict{kind: kindClaimed}, askAgain, returnedAndHeld)
+		return m.commit(p, r, verdict{kind: kindClaimed}, askAgain, returnedAndHeld)
 	default:
-		return m.run(p, running[T]{tx: tx, begun: begun, lane: lane}, h)
+		return m.run(p, r, h)
 	}
 }
 
@@ -64,14 +64,14 @@ func (m *Middleware[T]) begin(p *pending[T]) (receipts.Tx[T], verdict) {
 }
 
 // claim asks for the receipt. A verdict other than none ends the round.
-func (m *Middleware[T]) claim(p *pending[T], tx receipts.Tx[T], begun time.Time) (receipts.ClaimResult, verdict) {
+func (m *Middleware[T]) claim(p *pending[T], r *running[T]) (receipts.ClaimResult, verdict) {
 	state := receipts.StateDone
 	if p.permanent != nil {
 		state = receipts.StateDiverted
 	}
-	ctx, cancel := context.WithDeadline(p.ctx, begun.Add(m.cfg.TxBudget))
+	ctx, cancel := context.WithDeadline(p.ctx, r.begun.Add(m.cfg.TxBudget))
 	defer cancel()
-	results, err := tx.Claim(ctx, []receipts.Claim{{Scope: p.scope, Key: p.key, Fingerprint: p.fingerprint, State: state, At: time.Now()}})
+	results, err := r.tx.Claim(ctx, []receipts.Claim{{Scope: p.scope, Key: p.key, Fingerprint: p.fingerprint, State: state, At: time.Now()}})
 	switch {
 	case err == nil && len(results) == 1:
 		return results[0], verdict{}
@@ -88,12 +88,12 @@ func (m *Middleware[T]) claim(p *pending[T], tx receipts.Tx[T], begun time.Time)
 }
 
 // held answers a delivery whose identity has a receipt already.
-func (m *Middleware[T]) held(p *pending[T], tx receipts.Tx[T], result receipts.ClaimResult) verdict {
+func (m *Middleware[T]) held(p *pending[T], r *running[T], result receipts.ClaimResult) verdict {
 	receipt := result.Receipt
 	switch {
 	case result.Status == receipts.ClaimTorn:
 		reason := fmt.Sprintf("its receipt of %s belongs to transaction %s, which did not commit as a whole", stamp(receipt.At), receipt.Nonce)
-		return m.divert(p, tx, receipts.KindTorn, reason, &m.counters.torn, runAgain)
+		return m.divert(p, r, receipts.KindTorn, reason, &m.counters.torn, runAgain)
 	case bytes.Equal(receipt.Fingerprint, p.fingerprint):
 		v := done(&m.counters.replayed)
 		v.replay = receipt.State == receipts.StateDone
@@ -103,7 +103,7 @@ func (m *Middleware[T]) held(p *pending[T], tx receipts.Tx[T], result receipts.C
 		return returnedAndHeld(fmt.Errorf("%w at %s", ErrConflict, stamp(receipt.At)))
 	default:
 		reason := "the identity was processed with another payload at " + stamp(receipt.At)
-		return m.divert(p, tx, receipts.KindConflict, reason, &m.counters.conflicted, runAgain)
+		return m.divert(p, r, receipts.KindConflict, reason, &m.counters.conflicted, runAgain)
 	}
 }
 
@@ -120,10 +120,11 @@ const (
 
 // commit ends a transaction, cut loose from the message's context. then is what the round is worth once it is durable,
 // and other the verdict on an error that is neither contention nor outage.
-func (m *Middleware[T]) commit(p *pending[T], tx receipts.Tx[T], then verdict, lost unknown, other func(error) verdict) verdict {
+func (m *Middleware[T]) commit(p *pending[T], r *running[T], then verdict, lost unknown, other func(error) verdict) verdict {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), m.cfg.TxBudget)
 	defer cancel()
-	err := tx.Commit(ctx)
+	err := r.tx.Commit(ctx)
+	r.ended = true
 	switch {
 	case err == nil:
 		m.committed()
@@ -131,7 +132,7 @@ func (m *Middleware[T]) commit(p *pending[T], tx receipts.Tx[T], then verdict, l
 	case !errors.Is(err, receipts.ErrCommitUnknown):
 		return m.classify(fmt.Errorf("commit: %w", err), other)
 	case lost == askAgain:
-		return verdict{kind: kindUnknown, err: err, nonce: tx.Nonce(), then: &then}
+		return verdict{kind: kindUnknown, err: err, nonce: r.tx.Nonce(), then: &then}
 	}
 	m.counters.unknownCommits.Add(1)
 	if lost == runAgain {
@@ -140,11 +141,14 @@ func (m *Middleware[T]) commit(p *pending[T], tx receipts.Tx[T], then verdict, l
 	return returned(fmt.Errorf("%w: %w", ErrUndecided, err))
 }
 
-// rollback undoes whatever is still open. After a commit it does nothing.
-func (m *Middleware[T]) rollback(p *pending[T], tx receipts.Tx[T]) {
+// rollback undoes what was not committed.
+func (m *Middleware[T]) rollback(p *pending[T], r *running[T]) {
+	if r.ended {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), rollbackBound)
 	defer cancel()
-	if err := tx.Rollback(ctx); err != nil {
+	if err := r.tx.Rollback(ctx); err != nil {
 		m.log.Debug("Rollback failed; the connection is closed", m.fields(p).Add(map[string]any{"error": err.Error()}))
 	}
 }
