@@ -107,7 +107,8 @@ func checkF01Load(ctx context.Context, e *Env) error {
 
 // checkF05 looks at the broker: what the engine did not take is there for another member.
 func checkF05(ctx context.Context, e *Env) error {
-	const n, window = 10_000, 16
+	const window = 16
+	n := e.h.Many
 	g, err := e.engine(ctx, window, nil)
 	if err != nil {
 		return err

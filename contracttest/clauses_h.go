@@ -57,7 +57,7 @@ func checkH01(ctx context.Context, e *Env) error {
 
 // declaredBatch sends as many messages in one Send as the driver says it takes.
 func (e *Env) declaredBatch(ctx context.Context, m *member) error {
-	const most = 10_000
+	most := e.h.Many
 	n := m.b.d.Capabilities().MaxBatch
 	if n <= 0 {
 		return nil

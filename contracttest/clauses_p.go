@@ -151,7 +151,7 @@ func checkP02(ctx context.Context, e *Env) error {
 }
 
 func checkP03(ctx context.Context, e *Env) error {
-	const few, many, window = 100, 10_000, 500
+	const few, window = 100, 500
 	b, err := e.bench(ctx)
 	if err != nil {
 		return err
@@ -171,10 +171,10 @@ func checkP03(ctx context.Context, e *Env) error {
 	if err := errors.Join(inOrder(got, sent...), m.ack(ctx, got...)); err != nil {
 		return err
 	}
-	if sent, err = b.sendMany(ctx, many); err != nil {
+	if sent, err = b.sendMany(ctx, e.h.Many); err != nil {
 		return err
 	}
-	all, err := m.drain(ctx, many, window)
+	all, err := m.drain(ctx, len(sent), window)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,9 @@ import (
 	"github.com/penstock-mq/penstock/sdk"
 )
 
+// defaultMany is the number of messages in the text of the contract.
+const defaultMany = 10_000
+
 // Harness connects the suite to one broker. Only Open is required, on the harness itself or on what Fresh returns; each
 // further hook lets more clauses run. Hooks may be called from any goroutine, one at a time.
 type Harness struct {
@@ -17,7 +20,7 @@ type Harness struct {
 	// Open gives a driver that was not used before, on the same broker at every call. The suite closes it.
 	Open func(ctx context.Context) (sdk.Driver, error)
 	// Fresh, where set, is called at the start of each clause, inside its bubble, and returns the harness for that clause,
-	// usually on a new broker. Name, Bubble, Waive, Patience and Lease are those of the outer harness. A harness with
+	// usually on a new broker. Name, Bubble, Waive, Patience, Lease and Many are those of the outer harness. A harness with
 	// Bubble needs it whenever its broker has channels or timers.
 	Fresh func() Harness
 	// Bubble says that broker and driver live in this process and do no I/O: [Run] and [Examine] run each clause inside
@@ -29,6 +32,9 @@ type Harness struct {
 	Patience time.Duration
 	// Lease is the lease that clauses about leases ask for: the shortest the broker takes. 0 means 1 s, in a bubble 10 s.
 	Lease time.Duration
+	// Many is the number of messages of the clauses that speak of 10,000. 0 means that; fewer weakens those clauses and is
+	// for runs whose subject is something else.
+	Many int
 
 	// Restart restarts the broker and returns when it takes connections again.
 	Restart func(ctx context.Context) error
@@ -75,7 +81,7 @@ func (h Harness) begin(bubbled bool) (Harness, error) {
 	used := h
 	if h.Fresh != nil {
 		used = h.Fresh()
-		used.Name, used.Waive, used.Patience, used.Lease = h.Name, h.Waive, h.Patience, h.Lease
+		used.Name, used.Waive, used.Patience, used.Lease, used.Many = h.Name, h.Waive, h.Patience, h.Lease, h.Many
 	}
 	used.Bubble = bubbled
 	if used.Open == nil {
@@ -86,6 +92,9 @@ func (h Harness) begin(bubbled bool) (Harness, error) {
 	}
 	if used.Lease <= 0 {
 		used.Lease = inBubble(bubbled, 10*time.Second, time.Second)
+	}
+	if used.Many <= 0 {
+		used.Many = defaultMany
 	}
 	return used, nil
 }
