@@ -3,7 +3,7 @@ package faulty
 import (
 	"context"
 	"errors"
-	"sync"
+	"time"
 
 	"github.com/penstock-mq/penstock/middleware/receipts"
 )
@@ -34,43 +34,16 @@ func (t *rollbackCommits[T]) Rollback(ctx context.Context) error {
 	return t.under.Commit(ctx)
 }
 
-// RollbackForgotten plants: a transaction that failed stays open until the store is asked for the next one.
-func RollbackForgotten[T any](s receipts.Store[T]) receipts.Store[T] {
-	f := &forgetful[T]{}
-	return beginStore[T]{Store: s, begin: func(ctx context.Context, opts receipts.TxOptions) (receipts.Tx[T], error) {
-		f.remember(ctx)
-		tx, err := s.Begin(ctx, opts)
-		if err != nil {
-			return nil, err
-		}
-		return &rollbackWaits[T]{under: tx, later: f}, nil
-	}}
-}
+// lateness is how late a late rollback is.
+const lateness = 3 * time.Second
 
-// forgetful holds transactions whose rollback was put off.
-type forgetful[T any] struct {
-	mu   sync.Mutex
-	open []receipts.Tx[T]
-}
-
-func (f *forgetful[T]) forget(tx receipts.Tx[T]) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.open = append(f.open, tx)
-}
-
-func (f *forgetful[T]) remember(ctx context.Context) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, tx := range f.open {
-		_ = tx.Rollback(ctx)
-	}
-	f.open = nil
+// RollbackLate plants: a transaction that failed stays open for a while, with its locks.
+func RollbackLate[T any](s receipts.Store[T]) receipts.Store[T] {
+	return wrapTx(s, func(tx receipts.Tx[T]) receipts.Tx[T] { return &rollbackWaits[T]{under: tx} })
 }
 
 type rollbackWaits[T any] struct {
 	under[T]
-	later *forgetful[T]
 	ended bool
 }
 
@@ -81,12 +54,24 @@ func (t *rollbackWaits[T]) Commit(ctx context.Context) error {
 }
 
 // Rollback puts the rollback off.
-func (t *rollbackWaits[T]) Rollback(context.Context) error {
+func (t *rollbackWaits[T]) Rollback(ctx context.Context) error {
 	if !t.ended {
 		t.ended = true
-		t.later.forget(t.under)
+		ctx = context.WithoutCancel(ctx)
+		time.AfterFunc(lateness, func() { _ = t.under.Rollback(ctx) })
 	}
 	return nil
+}
+
+// CommitForgotten plants: a transaction is rolled back and counts as committed.
+func CommitForgotten[T any](s receipts.Store[T]) receipts.Store[T] {
+	return wrapTx(s, func(tx receipts.Tx[T]) receipts.Tx[T] {
+		return commitTx[T]{under: tx, commit: func(ctx context.Context) error {
+			_ = tx.Rollback(ctx)
+			_ = tx.Commit(ctx) // too late, and kept quiet
+			return nil
+		}}
+	})
 }
 
 // CommitErrorIgnored plants: whatever COMMIT answers, the transaction counts as committed.

@@ -23,7 +23,8 @@ func StoreFaults[T any]() []StoreFault[T] {
 		{"mark-before-work", "a handler that fails once loses its message", MarkBeforeWork[T]},
 		{"mark-after-work", "a crash between effect and receipt applies the effect twice", MarkAfterWork[T]},
 		{"commit-on-rollback", "half of a failed attempt stays", CommitOnRollback[T]},
-		{"rollback-forgotten", "a failed attempt holds its locks while it waits", RollbackForgotten[T]},
+		{"rollback-late", "a failed attempt holds its locks while it waits", RollbackLate[T]},
+		{"commit-forgotten", "an acknowledged message is lost", CommitForgotten[T]},
 		{"commit-error-ignored", "a message is acknowledged though nothing is stored", CommitErrorIgnored[T]},
 		{"unknown-is-committed", "a COMMIT that never arrived counts as done", UnknownIsCommitted[T]},
 		{"held-as-fresh", "a duplicate is applied again", HeldAsFresh[T]},
@@ -33,9 +34,18 @@ func StoreFaults[T any]() []StoreFault[T] {
 		{"scope-ignored", "two consumers share a receipt and one of them loses its message", ScopeIgnored[T]},
 		{"divert-forgotten", "a message is taken out of the flow and kept nowhere", DivertForgotten[T]},
 		{"sent-mark-forgotten", "outputs are sent again for ever", SentMarkForgotten[T]},
+		{"outage-unseen", "an outage is charged to the messages that meet it", OutageUnseen[T]},
 		{"outputs-forgotten", "outputs of a lost publish are gone", OutputsForgotten[T]},
 	}
 }
+
+// OutageUnseen plants: no error is ever the database's own.
+func OutageUnseen[T any](s receipts.Store[T]) receipts.Store[T] { return classless[T]{s} }
+
+type classless[T any] struct{ receipts.Store[T] }
+
+// Classify calls everything something else.
+func (classless[T]) Classify(error) receipts.Class { return receipts.ClassOther }
 
 // beginStore is a store whose transactions are made by begin.
 type beginStore[T any] struct {

@@ -1,0 +1,27 @@
+//go:build cgo
+
+package contracttest_test
+
+import (
+	"database/sql"
+	"testing"
+
+	_ "github.com/mattn/go-sqlite3"
+
+	"github.com/penstock-mq/penstock/contracttest"
+)
+
+// cgoStores are the store harnesses that need a C compiler.
+func cgoStores() []contracttest.StoreHarness[*sql.Tx] {
+	return []contracttest.StoreHarness[*sql.Tx]{sqliteHarness("mattn", "sqlite3", mattnDSN)}
+}
+
+// TestTxMemoryMattn leaves out what does not depend on the SQLite driver: how messages take their way through a router,
+// and what needs many processes.
+func TestTxMemoryMattn(t *testing.T) {
+	for _, s := range cgoStores() {
+		rep := contracttest.ExamineTx(t, bubbled(), s,
+			"T01", "T02", "T03", "T04", "T05", "T06", "T07", "T09", "T10", "T21", "T25", "T26", "T30", "T30/kill")
+		failing(t, rep, "")
+	}
+}

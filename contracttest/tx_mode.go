@@ -1,0 +1,143 @@
+package contracttest
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/penstock-mq/penstock/middleware/idempotency"
+)
+
+// modeClauses are about handlers that do what they must not, and about the weaker guarantees.
+func modeClauses[T any]() []txClause[T] {
+	return []txClause[T]{
+		{
+			Clause: Clause{
+				ID: "T30", Name: "handler ends the transaction",
+				Text: "a handler that commits, rolls back or executes COMMIT as text: neighbours are not lost, torn receipts are " +
+					"diverted, never replayed",
+			},
+			store: []string{"End"}, check: handlerEnds[T],
+		},
+		{
+			Clause: Clause{
+				ID: "T32/most", Name: "at-most-once, killed anywhere", Capability: "redelivers",
+				Text: "at-most-once: killed anywhere, never twice",
+			},
+			processes: true, check: atMostOnce[T],
+		},
+		{
+			Clause: Clause{
+				ID: "T32/least", Name: "at-least-once, killed anywhere", Capability: "redelivers",
+				Text: "at-least-once: killed anywhere, never lost",
+			},
+			processes: true, check: atLeastOnce[T],
+		},
+	}
+}
+
+// handlerEnds has the first attempt of every second message end the transaction.
+func handlerEnds[T any](ctx context.Context, e *txEnv[T]) error {
+	ids := e.ids(7)
+	how := map[string]Ending{ids[1]: EndCommit, ids[3]: EndRollback, ids[5]: EndText}
+	var tried attempts
+	c, err := e.consume(ctx, plan[T]{handle: func(ctx context.Context, tx T, msg *message.Message) error {
+		first := tried.next(msg.UUID) == 1
+		if err := e.apply(ctx, tx, msg); err != nil {
+			return err
+		}
+		if how[msg.UUID] != "" && first {
+			return e.s.End(ctx, tx, how[msg.UUID])
+		}
+		return nil
+	}})
+	if err != nil {
+		return err
+	}
+	if err := e.send(ctx, ids...); err != nil {
+		return err
+	}
+	for _, id := range ids {
+		if err := e.ackedTimes(ctx, id, 1); err != nil {
+			return fmt.Errorf("handler ended with %q: %w", how[id], err)
+		}
+	}
+	if n := c.m.Report().Replayed; n > 0 {
+		return fmt.Errorf("%d messages were taken for replays", n)
+	}
+	return e.balance(ctx, tornAccount(2, ids...))
+}
+
+// atMostOnce kills at every point of the two transactions of that mode.
+func atMostOnce[T any](ctx context.Context, e *txEnv[T]) error {
+	deaths := []death{
+		{atBegun, 1}, {atClaimed, 1}, {atBeforeCommit, 1}, {atAfterCommit, 1},
+		{atBegun, 2}, {atBeforeCommit, 2}, {atAfterCommit, 2}, {atBeforeAck, 1}, {atAfterAck, 1},
+	}
+	got, err := e.killedAnywhere(ctx, idempotency.AtMostOnce, deaths)
+	if err != nil {
+		return err
+	}
+	for id, n := range got {
+		if n > 1 {
+			return fmt.Errorf("%q took effect %d times", id, n)
+		}
+	}
+	return e.balance(ctx, account{effects: got, receipts: len(deaths)})
+}
+
+// atLeastOnce kills at every point of the one transaction of that mode.
+func atLeastOnce[T any](ctx context.Context, e *txEnv[T]) error {
+	deaths := []death{{atBegun, 1}, {atBeforeCommit, 1}, {atAfterCommit, 1}, {atBeforeAck, 1}, {atAfterAck, 1}}
+	got, err := e.killedAnywhere(ctx, idempotency.AtLeastOnce, deaths)
+	if err != nil {
+		return err
+	}
+	if len(got) < len(deaths) {
+		return fmt.Errorf("%d of %d messages took effect: the others are lost", len(got), len(deaths))
+	}
+	return e.balance(ctx, account{effects: got, receipts: noReceipts})
+}
+
+// killedAnywhere has one message kill a child at each point, and another consumer take what comes back. It returns the
+// effects.
+func (e *txEnv[T]) killedAnywhere(ctx context.Context, mode idempotency.Guarantee, deaths []death) (map[string]int64, error) {
+	for _, d := range deaths {
+		ids := e.ids(1)
+		if err := e.send(ctx, ids...); err != nil {
+			return nil, err
+		}
+		c, err := e.spawn(ctx, childPlan{At: d.at, Nth: d.nth, Window: 1, Guarantee: mode})
+		if err != nil {
+			return nil, err
+		}
+		if err := c.killed(ctx, e.h.Patience); err != nil {
+			return nil, fmt.Errorf("%s, time %d: %w", d.at, d.nth, err)
+		}
+		rest, err := e.consume(ctx, plan[T]{config: idempotency.Config{Guarantee: mode}})
+		if err != nil {
+			return nil, err
+		}
+		if err := e.ackedTimes(ctx, ids[0], 1); err != nil {
+			return nil, fmt.Errorf("after the death %s, time %d: %w", d.at, d.nth, err)
+		}
+		if err := e.quiet(ctx); err != nil {
+			return nil, err
+		}
+		if err := rest.stop(); err != nil {
+			return nil, err
+		}
+	}
+	got, err := e.effects(ctx)
+	if err != nil {
+		return nil, err
+	}
+	maps.DeleteFunc(got, func(_ string, n int64) bool { return n == 0 })
+	if want := len(deaths); len(got) > want {
+		return nil, fmt.Errorf("effects of %v, want at most %d", slices.Collect(maps.Keys(got)), want)
+	}
+	return got, nil
+}

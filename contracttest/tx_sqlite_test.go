@@ -1,0 +1,223 @@
+package contracttest_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"sync"
+
+	_ "modernc.org/sqlite"
+
+	"github.com/penstock-mq/penstock/contracttest"
+	"github.com/penstock-mq/penstock/contracttest/lossydb"
+	"github.com/penstock-mq/penstock/middleware/receipts"
+)
+
+// sqliteDSN spells the settings that the store asks for.
+type sqliteDSN func(path string) string
+
+func moderncDSN(path string) string {
+	q := url.Values{"_txlock": {"immediate"}, "_pragma": {"busy_timeout(5000)", "journal_mode(WAL)", "synchronous(FULL)"}}
+	return "file:" + path + "?" + q.Encode()
+}
+
+// mattnDSN waits for a lock for a short time only: mattn waits in C, where a bubble's clock stands still.
+func mattnDSN(path string) string {
+	q := url.Values{
+		"_txlock": {"immediate"}, "_busy_timeout": {"500"}, "_journal_mode": {"WAL"}, "_synchronous": {"FULL"},
+	}
+	return "file:" + path + "?" + q.Encode()
+}
+
+// sqlitePool is the most connections of one handle.
+const sqlitePool = 3
+
+// sqliteHarness is all that the transaction clauses need of a store on SQLite.
+func sqliteHarness(name, driver string, dsn sqliteDSN) contracttest.StoreHarness[*sql.Tx] {
+	path := func(dir string) string { return dsn(filepath.Join(dir, "app.db")) }
+	return contracttest.StoreHarness[*sql.Tx]{
+		Name: name,
+		Open: func(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], error) {
+			db, err := sql.Open(driver, path(dir))
+			if err != nil {
+				return contracttest.Database[*sql.Tx]{}, err
+			}
+			return sqliteDatabase(ctx, db)
+		},
+		Apply: func(ctx context.Context, tx *sql.Tx, counter string, by int64) error {
+			// The padding makes each new counter need a page of its own, so that a full disk is met at once.
+			_, err := tx.ExecContext(ctx, `INSERT INTO counters (name, n, padding) VALUES (?, ?, zeroblob(5000))
+				ON CONFLICT (name) DO UPDATE SET n = n + excluded.n`, counter, by)
+			return err
+		},
+		End: endSQL,
+		OpenFaulty: func(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], contracttest.DatabaseFaults, error) {
+			c, err := lossydb.Wrap(driver, path(dir))
+			if err != nil {
+				return contracttest.Database[*sql.Tx]{}, contracttest.DatabaseFaults{}, err
+			}
+			full, err := fullError(ctx, driver)
+			if err != nil {
+				return contracttest.Database[*sql.Tx]{}, contracttest.DatabaseFaults{}, err
+			}
+			handle := c.DB()
+			db, err := sqliteDatabase(ctx, handle)
+			return db, sqliteFaults(c, handle, full), err
+		},
+	}
+}
+
+// sqliteDatabase makes the tables and the store.
+func sqliteDatabase(ctx context.Context, db *sql.DB) (contracttest.Database[*sql.Tx], error) {
+	db.SetMaxOpenConns(sqlitePool)
+	db.SetMaxIdleConns(sqlitePool)
+	store, err := receipts.NewSQLite(db, receipts.SQLiteOptions{})
+	if err == nil {
+		err = store.Migrate(ctx)
+	}
+	if err == nil {
+		_, err = db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, n INTEGER NOT NULL, padding BLOB)`)
+	}
+	if err != nil {
+		return contracttest.Database[*sql.Tx]{}, errors.Join(err, db.Close())
+	}
+	return contracttest.Database[*sql.Tx]{
+		Store: store, Close: db.Close,
+		Effects: func(ctx context.Context) (map[string]int64, error) { return readCounters(ctx, db) },
+	}, nil
+}
+
+func readCounters(ctx context.Context, db *sql.DB) (map[string]int64, error) {
+	rows, err := db.QueryContext(ctx, `SELECT name, n FROM counters`)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = rows.Close() }()
+	effects := map[string]int64{}
+	for rows.Next() {
+		var name string
+		var n int64
+		if err := rows.Scan(&name, &n); err != nil {
+			return nil, err
+		}
+		effects[name] = n
+	}
+	return effects, rows.Err()
+}
+
+func endSQL(ctx context.Context, tx *sql.Tx, how contracttest.Ending) error {
+	switch how {
+	case contracttest.EndCommit:
+		return tx.Commit()
+	case contracttest.EndRollback:
+		return tx.Rollback()
+	default:
+		_, err := tx.ExecContext(ctx, "COMMIT")
+		return err
+	}
+}
+
+// fullError gives the driver's own error for a full disk.
+func fullError(ctx context.Context, driver string) (error, error) {
+	db, err := sql.Open(driver, ":memory:")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = db.Close() }()
+	db.SetMaxOpenConns(1)
+	if _, err := db.ExecContext(ctx, "PRAGMA max_page_count = 1"); err != nil {
+		return nil, err
+	}
+	_, full := db.ExecContext(ctx, "CREATE TABLE t (x)")
+	if full == nil {
+		return nil, errors.New("a database of one page takes a table")
+	}
+	return full, nil
+}
+
+// outage is the type of an entry of DatabaseFaults.Outages.
+type outage = func(ctx context.Context) (end func(), fired func() int, err error)
+
+func sqliteFaults(c *lossydb.Connector, db *sql.DB, full error) contracttest.DatabaseFaults {
+	return contracttest.DatabaseFaults{
+		LoseCommit: func(forwarded, asBadConn bool) func() int {
+			err := lossydb.ErrNoCode
+			if asBadConn {
+				err = nil
+			}
+			if forwarded {
+				return c.LoseCommitAnswer(1, err).Fired
+			}
+			return c.DropCommit(1, err).Fired
+		},
+		Outages: map[string]outage{
+			"stopped": func(context.Context) (func(), func() int, error) { return c.Back, c.Outage(nil).Fired, nil },
+			"full at commit": func(context.Context) (func(), func() int, error) {
+				f := c.DropCommit(0, full)
+				return f.Stop, f.Fired, nil
+			},
+			"read-only": pragmaOutage(db, "PRAGMA query_only = ON", "PRAGMA query_only = OFF"),
+			"full":      pragmaOutage(db, "PRAGMA max_page_count = 1", "PRAGMA max_page_count = 1000000"),
+			"pool exhausted": func(ctx context.Context) (func(), func() int, error) {
+				conns, err := takeAll(ctx, db)
+				return sync.OnceFunc(func() { giveAll(conns) }), func() int { return len(conns) }, err
+			},
+		},
+	}
+}
+
+// takeAll takes every connection out of the pool.
+func takeAll(ctx context.Context, db *sql.DB) ([]*sql.Conn, error) {
+	var conns []*sql.Conn
+	for range sqlitePool {
+		conn, err := db.Conn(ctx)
+		if err != nil {
+			giveAll(conns)
+			return nil, err
+		}
+		conns = append(conns, conn)
+	}
+	return conns, nil
+}
+
+func giveAll(conns []*sql.Conn) {
+	for _, c := range conns {
+		_ = c.Close()
+	}
+}
+
+// pragmaOutage sets every connection of the pool so that it refuses to write, and proves that it does.
+func pragmaOutage(db *sql.DB, on, off string) outage {
+	set := func(ctx context.Context, pragma string, then func(*sql.Conn) error) error {
+		conns, err := takeAll(ctx, db)
+		if err != nil {
+			return err
+		}
+		defer giveAll(conns)
+		for _, c := range conns {
+			if _, err := c.ExecContext(ctx, pragma); err != nil {
+				return err
+			}
+			if err := then(c); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return func(ctx context.Context) (func(), func() int, error) {
+		refused := 0
+		err := set(ctx, on, func(c *sql.Conn) error {
+			_, err := c.ExecContext(ctx, `INSERT INTO counters VALUES ('probe', 0, zeroblob(5000))`)
+			if err == nil {
+				return fmt.Errorf("%s: a connection still writes", on)
+			}
+			refused++
+			return nil
+		})
+		end := sync.OnceFunc(func() { _ = set(context.WithoutCancel(ctx), off, func(*sql.Conn) error { return nil }) })
+		return end, func() int { return refused }, err
+	}
+}

@@ -1,0 +1,36 @@
+package contracttest_test
+
+import (
+	"database/sql"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/penstock-mq/penstock/contracttest"
+)
+
+// TestMain turns this binary into the consumer of a kill clause where one has started it.
+func TestMain(m *testing.M) {
+	contracttest.TxChild(txStores()...)
+	goleak.VerifyTestMain(m)
+}
+
+// txStores are the store harnesses that a child process may be asked for.
+func txStores() []contracttest.StoreHarness[*sql.Tx] {
+	stores := append(cgoStores(), modernc())
+	for _, f := range killFaults() {
+		stores = append(stores, withFault(f.fault))
+	}
+	return stores
+}
+
+func modernc() contracttest.StoreHarness[*sql.Tx] {
+	return sqliteHarness("modernc", "sqlite", moderncDSN)
+}
+
+// bubbled is the memory driver, in a bubble wherever no process is killed.
+func bubbled() contracttest.Harness {
+	return contracttest.Harness{Name: "memory", Bubble: true, Fresh: memoryHarness}
+}
+
+func TestTxMemoryModernc(t *testing.T) { contracttest.RunTx(t, bubbled(), modernc()) }
