@@ -22,7 +22,7 @@ func TestLeasesAreExtendedWhileAMessageIsInFlight(t *testing.T) {
 		r := subscribed(t, d, SubscriberConfig{})
 		d.putIDs("t", "g", "running", "offered")
 		msg := r.next()
-		time.Sleep(5 * time.Minute)
+		time.Sleep(5*time.Minute + time.Second)
 		if err := msg.Context().Err(); err != nil {
 			t.Errorf("the context ended: %v", err)
 		}
@@ -150,11 +150,11 @@ func TestAHangingSettleDoesNotCostLeases(t *testing.T) {
 			}
 			return nil, false
 		}
-		r := subscribed(t, d, SubscriberConfig{Backoff: Backoff{Max: time.Second}})
+		r := subscribed(t, d, SubscriberConfig{Lease: 6 * time.Second, Backoff: Backoff{Max: time.Second}})
 		d.putIDs("t", "g", "a", "b")
 		r.next().Ack()
 		b := r.next()
-		time.Sleep(40 * time.Second)
+		time.Sleep(9 * time.Second)
 		if err := b.Context().Err(); err != nil {
 			t.Errorf("the neighbour was lost: %v", contextCause(b))
 		}

@@ -227,31 +227,47 @@ func TestPollsThatFindNothingSlowDown(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := newFake(confirming())
 		var polls []time.Time
-		var give atomic.Bool
 		d.onReceive = func(context.Context, *fakeSource) ([]Delivery, error, bool) {
 			polls = append(polls, time.Now())
-			if give.CompareAndSwap(true, false) {
+			if len(polls) == 9 {
 				return []Delivery{{Message: Message{ID: "a"}, Token: "x"}}, nil, true
 			}
 			return nil, nil, true
 		}
 		d.onSettle = func(context.Context, int, []Settlement) (error, bool) { return nil, true }
 		r := subscribed(t, d, SubscriberConfig{})
-		time.Sleep(10 * time.Second)
-		give.Store(true)
 		r.next().Ack()
 		time.Sleep(time.Second)
 		r.close()
-		want := []time.Duration{50, 100, 200, 400, 800, 1000, 1000}
+		want := []time.Duration{50, 100, 200, 400, 800, 1000, 1000, 1000, 0, 50, 100, 200, 400}
 		for i, w := range want {
 			if got := polls[i+1].Sub(polls[i]); got != w*time.Millisecond {
 				t.Errorf("wait %d is %v, want %v", i, got, w*time.Millisecond)
 			}
 		}
-		last := polls[len(polls)-1].Sub(polls[len(polls)-2])
-		if last > 400*time.Millisecond {
-			t.Errorf("the wait was not reset by a message: %v", last)
+	})
+}
+
+// A driver that polls says nothing while its window is full; the first free slot ends the waiting.
+func TestAFreeSlotEndsTheWaitOfAPollingDriver(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := newFake(confirming())
+		d.onReceive = func(_ context.Context, s *fakeSource) ([]Delivery, error, bool) {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			return nil, nil, len(s.unsettled) == s.binding.Window
 		}
+		r := subscribed(t, d, SubscriberConfig{MaxInFlight: 1})
+		d.putIDs("t", "g", "a", "b")
+		a := r.next()
+		time.Sleep(time.Minute + 300*time.Millisecond)
+		start := time.Now()
+		a.Ack()
+		r.next().Ack()
+		if waited := time.Since(start); waited != 0 {
+			t.Errorf("waited %v for the next message", waited)
+		}
+		r.close()
 	})
 }
 

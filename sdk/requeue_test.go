@@ -181,8 +181,8 @@ func TestARequeueThatFailsKeepsTheMessage(t *testing.T) {
 					mustInfo(t, msg).RequeueAfter(10 * time.Second)
 					msg.Nack()
 				}
-				if requeues.Load() == 0 {
-					t.Fatal("the broker was never asked")
+				if n := requeues.Load(); n == 0 || (name == "unsupported" && n != 1) {
+					t.Errorf("the broker was asked %d times", n)
 				}
 				if attempts > 3600/2 || requeues.Load() > 3600 {
 					t.Errorf("%d attempts, %d requeues in an hour", attempts, requeues.Load())

@@ -134,14 +134,14 @@ func TestASignalWhileMessagesFlow(t *testing.T) {
 				}()
 				return nil
 			})
-			m.d.putIDs("in", "g", ids(20_000)...)
+			m.d.putIDs("in", "g", ids(3_000)...)
 			m.start(func() error { return m.router.Run(t.Context()) })
 			time.Sleep(after)
 			close(sig)
 			if err := <-m.ran; err != nil {
 				t.Errorf("Run: %v", err)
 			}
-			m.check(20_000)
+			m.check(3_000)
 			m.close()
 		})
 	}

@@ -180,6 +180,27 @@ func TestStrandedAcksDoNotDisturbNeighbours(t *testing.T) {
 	})
 }
 
+// With a lease the broker takes stranded deliveries back by itself.
+func TestStrandedAcksOfALeasingSourceAreLeftToIt(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := newFake(lending())
+		d.onSettle = func(context.Context, int, []Settlement) (error, bool) {
+			return &BatchError{Entries: map[int]error{0: &OutcomeError{Kind: OutcomePermanent, Err: errCut}}}, true
+		}
+		r := subscribed(t, d, SubscriberConfig{MaxInFlight: 2})
+		d.putIDs("t", "g", ids(2)...)
+		for range 2 {
+			r.next().Ack()
+			synctest.Wait()
+		}
+		time.Sleep(time.Minute)
+		if lost := r.rec.of(EventSourceLost); len(lost) != 0 || r.sub.InFlight() != 0 {
+			t.Errorf("lost %+v, %d in flight", lost, r.sub.InFlight())
+		}
+		r.close()
+	})
+}
+
 func TestSettlementOfALostSourceIsReportedOnce(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := newFake(confirming())
