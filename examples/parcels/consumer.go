@@ -125,13 +125,17 @@ func newMiddleware(
 	return m, nil
 }
 
+// dataSource names a database file, whatever characters its path has.
+func dataSource(path string, params url.Values) string {
+	return "file:" + (&url.URL{Path: path}).EscapedPath() + "?" + params.Encode()
+}
+
 // openDatabase opens the file as durable as SQLite can: a write-ahead log that is flushed at each commit.
 func openDatabase(ctx context.Context, path string) (*sql.DB, error) {
-	params := url.Values{
+	db, err := sql.Open("sqlite", dataSource(path, url.Values{
 		"_txlock": {"immediate"},
 		"_pragma": {"journal_mode(WAL)", "synchronous(FULL)", "busy_timeout(5000)"},
-	}
-	db, err := sql.Open("sqlite", "file:"+path+"?"+params.Encode())
+	}))
 	if err != nil {
 		return nil, fmt.Errorf("open the database: %w", err)
 	}

@@ -90,7 +90,7 @@ func TestTheVerdictFailsWithoutTheMiddleware(t *testing.T) {
 
 func TestADatabaseIsKeptOnlyWhereAskedFor(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
+	dir := t.TempDir() + "/Köln 100%? #1"
 	opts := options{events: 60, seed: 1, kills: 1, dir: dir}
 	var out bytes.Buffer
 	require.NoError(t, runDemo(t.Context(), opts, &out, &out))

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"fmt"
 	"io"
+	"net/url"
 	"strings"
 	"time"
 
@@ -40,7 +41,7 @@ type result struct {
 
 // inspect reads the database with plain SQL, after its last user has gone.
 func inspect(ctx context.Context, path string, want expectation) (*result, error) {
-	db, err := sql.Open("sqlite", "file:"+path+"?_pragma=query_only(1)")
+	db, err := sql.Open("sqlite", dataSource(path, url.Values{"_pragma": {"query_only(1)"}}))
 	if err != nil {
 		return nil, fmt.Errorf("open the database to check it: %w", err)
 	}
