@@ -230,6 +230,8 @@ func (t *tx) Commit() error {
 	switch {
 	case f == nil && err == nil:
 		return t.inner.Commit()
+	case f != nil && f.leave:
+		return f.err
 	case f != nil && f.after:
 		// The answer is lost, whatever it was.
 		_ = t.inner.Commit()

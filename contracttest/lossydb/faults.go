@@ -43,6 +43,8 @@ type Fault struct {
 	after bool
 	// kill: the connection is dead afterwards.
 	kill bool
+	// leave: the transaction stays open.
+	leave bool
 
 	mu    sync.Mutex
 	left  int // below 0: without end
@@ -90,6 +92,12 @@ func (c *Connector) LoseCommitAnswer(n int, err error) *Fault {
 // before COMMIT arrives; the connection is dead afterwards. err and n are as with LoseCommitAnswer.
 func (c *Connector) DropCommit(n int, err error) *Fault {
 	return c.add(&Fault{op: OpCommit, err: err, kill: true}, n)
+}
+
+// RefuseCommit answers the next n COMMITs with err without forwarding them, and leaves the connection alive and the
+// transaction on it open, as SQLite itself does when it is busy. err and n are as with LoseCommitAnswer.
+func (c *Connector) RefuseCommit(n int, err error) *Fault {
+	return c.add(&Fault{op: OpCommit, err: err, leave: true}, n)
 }
 
 // FailConnect fails the next n attempts to open a connection. err and n are as with LoseCommitAnswer.

@@ -95,6 +95,29 @@ func TestCommitFaults(t *testing.T) {
 	}
 }
 
+func TestRefusedCommitLeavesTheTransactionOpen(t *testing.T) {
+	connector, db, outside := open(t)
+	conn, err := db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	tx, err := conn.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec("INSERT INTO t VALUES (1)"); err != nil {
+		t.Fatal(err)
+	}
+	fault := connector.RefuseCommit(1, lossydb.ErrNoCode)
+	if err := tx.Commit(); !errors.Is(err, lossydb.ErrNoCode) || fault.Fired() != 1 {
+		t.Errorf("Commit: %v, fired %d times", err, fault.Fired())
+	}
+	if _, err := conn.ExecContext(t.Context(), "COMMIT"); err != nil || rows(t, outside) != 1 {
+		t.Errorf("the transaction was not open: %v, %d rows", err, rows(t, outside))
+	}
+}
+
 func TestBeginAndConnectFaults(t *testing.T) {
 	connector, db, _ := open(t)
 	own := errors.New("own")

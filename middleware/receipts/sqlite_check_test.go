@@ -2,6 +2,8 @@ package receipts_test
 
 import (
 	"context"
+	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"strings"
 	"testing"
@@ -49,14 +51,45 @@ func TestCheckAccepts(t *testing.T) {
 				t.Errorf("Check left the pool at %d, it was %d", max, pool)
 			}
 			wantFreeLock(t, db)
-			if pool != 0 {
-				continue
+			for range 2 { // both connections of the probe
+				conn, err := db.Conn(t.Context())
+				must(t, err)
+				var busy int
+				must(t, conn.QueryRowContext(t.Context(), "PRAGMA busy_timeout").Scan(&busy))
+				if busy != 5000 {
+					t.Errorf("Check left busy_timeout at %d", busy)
+				}
+				if pool == 1 {
+					must(t, conn.Close())
+					continue
+				}
+				defer func() { must(t, conn.Close()) }()
 			}
-			var busy int
-			must(t, db.QueryRow("PRAGMA busy_timeout").Scan(&busy))
-			if busy != 5000 {
-				t.Errorf("Check left busy_timeout at %d", busy)
-			}
+		}
+	})
+}
+
+// filePerConnection opens another file each time, as a DSN that names a temporary file would.
+type filePerConnection struct {
+	driver.Connector
+	t *testing.T
+	d sqliteDriver
+}
+
+func (f filePerConnection) Connect(ctx context.Context) (driver.Conn, error) {
+	c, err := lossydb.Wrap(f.d.name, f.d.dsn(f.d.file(f.t), settings()))
+	must(f.t, err)
+	return c.Connect(ctx)
+}
+
+// Each transaction is a writer, but not of the same database.
+func TestCheckSeesSeparateFiles(t *testing.T) {
+	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
+		db := sql.OpenDB(filePerConnection{t: t, d: d})
+		defer func() { must(t, db.Close()) }()
+		_, err := storeOn(t, db).Check(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "one database file for all connections") {
+			t.Errorf("Check: %v, want an error about the second writer", err)
 		}
 	})
 }

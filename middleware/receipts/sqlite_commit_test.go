@@ -149,6 +149,35 @@ func TestRefusedCommit(t *testing.T) {
 	})
 }
 
+// A driver that leaves the transaction open when COMMIT failed, as SQLite does and database/sql does not expect: the
+// connection must not go back to the pool that way.
+func TestCommitLeavesTransactionOpen(t *testing.T) {
+	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
+		connector, db := d.lossy(t, d.file(t), "synchronous=OFF")
+		db.SetMaxOpenConns(1)
+		busy := errors.New("busy")
+		s, err := receipts.NewSQLite(db, receipts.SQLiteOptions{ErrorCode: func(err error) (int, bool) {
+			return 5, err == busy //nolint:errorlint // exactly this error is asked for
+		}})
+		must(t, err)
+		must(t, storeOn(t, db).Migrate(t.Context()))
+		mustExec(t, db, counters)
+		tx := begin(t, s)
+		claimed(t, tx, claim("a"))
+		increment(t, tx, "a")
+		fault := connector.RefuseCommit(1, busy)
+		err = tx.Commit(t.Context())
+		if s.Classify(err) != receipts.ClassContention || errors.Is(err, receipts.ErrCommitUnknown) || fault.Fired() != 1 {
+			t.Fatalf("Commit: %v, fired %d times", err, fault.Fired())
+		}
+		wantFreeLock(t, db)
+		wantStats(t, s, 0, 0, 0)
+		if effect(t, db, "a") != 0 {
+			t.Error("an effect without its receipt")
+		}
+	})
+}
+
 // A full disk may show at any statement; whichever it is, it is an outage and nothing is committed.
 func TestDiskFull(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
