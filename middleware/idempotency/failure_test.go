@@ -73,6 +73,25 @@ func TestContention(t *testing.T) {
 	}
 }
 
+// T05: the same identity is open in another process: that is contention, not an outage.
+func TestClaimedElsewhere(t *testing.T) {
+	bubble(t, func(_ *Config, s *fakeStore) { s.heldElsewhere = 2 }, func(e *env) {
+		if _, err := e.counting()(deliver("u-1", "p")); err != nil {
+			e.Error(err)
+		}
+		e.wantEffect(1)
+		e.wantCounts(map[string]uint64{"Handled": 1, "Contention": 2})
+	})
+	bubble(t, func(_ *Config, s *fakeStore) { s.heldElsewhere = 1 }, func(e *env) {
+		msg, cancel := withCancel(deliver("u-1", "p"))
+		time.AfterFunc(time.Second, cancel)
+		if _, err := e.counting()(msg); !errors.Is(err, context.Canceled) || IsFailure(err) {
+			e.Errorf("got %v", err)
+		}
+		e.wantEffect(0)
+	})
+}
+
 func TestContentionWithoutEnd(t *testing.T) {
 	bubble(t, func(c *Config, s *fakeStore) {
 		c.ContentionRetries = 2
@@ -133,16 +152,31 @@ func TestUnknownCommit(t *testing.T) {
 		counts map[string]uint64
 		err    error
 	}{
-		{"it committed", func(s *fakeStore) { s.onCommit = lost(true) }, 1,
-			map[string]uint64{"Handled": 1, "UnknownCommits": 1}, nil},
-		{"it did not", func(s *fakeStore) { s.onCommit = lost(false) }, 1,
-			map[string]uint64{"Handled": 1, "UnknownCommits": 1, "Contention": 1}, nil},
-		{"it committed, told late", func(s *fakeStore) { s.onCommit, s.onResolve = lost(true), times(3, errGone) }, 1,
-			map[string]uint64{"Handled": 1, "UnknownCommits": 1}, nil},
-		{"undecided though committed", func(s *fakeStore) { s.onCommit, s.onResolve = lost(true), func(int) error { return errGone } }, 1,
-			map[string]uint64{"Returned": 1, "UnknownCommits": 1, "Outages": 1}, ErrUndecided},
-		{"undecided and not committed", func(s *fakeStore) { s.onCommit, s.onResolve = lost(false), func(int) error { return errSQL } }, 0,
-			map[string]uint64{"Returned": 1, "UnknownCommits": 1}, ErrUndecided},
+		{
+			"it committed", func(s *fakeStore) { s.onCommit = lost(true) }, 1,
+			map[string]uint64{"Handled": 1, "UnknownCommits": 1},
+			nil,
+		},
+		{
+			"it did not", func(s *fakeStore) { s.onCommit = lost(false) }, 1,
+			map[string]uint64{"Handled": 1, "UnknownCommits": 1, "Contention": 1},
+			nil,
+		},
+		{
+			"it committed, told late", func(s *fakeStore) { s.onCommit, s.onResolve = lost(true), times(3, errGone) }, 1,
+			map[string]uint64{"Handled": 1, "UnknownCommits": 1},
+			nil,
+		},
+		{
+			"undecided though committed", func(s *fakeStore) { s.onCommit, s.onResolve = lost(true), func(int) error { return errGone } }, 1,
+			map[string]uint64{"Returned": 1, "UnknownCommits": 1, "Outages": 1},
+			ErrUndecided,
+		},
+		{
+			"undecided and not committed", func(s *fakeStore) { s.onCommit, s.onResolve = lost(false), func(int) error { return errSQL } }, 0,
+			map[string]uint64{"Returned": 1, "UnknownCommits": 1},
+			ErrUndecided,
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -32,6 +32,7 @@ type fakeStore struct {
 	onBegin, onClaim, onAddOutputs, onDivert func(n int) error
 	onResolve, onUnsent, onOutputs, onMark   func(n int) error
 	onCommit                                 func(n int) commitFault
+	heldElsewhere                            int // the first claims wait for another transaction, until their context ends
 
 	info     receipts.Info
 	checkErr error
@@ -204,9 +205,13 @@ func (tx *fakeTx) Nonce() receipts.Nonce { return tx.nonce }
 
 func receiptKey(scope string, key []byte) string { return scope + "\x00" + string(key) }
 
-func (tx *fakeTx) Claim(_ context.Context, claims []receipts.Claim) ([]receipts.ClaimResult, error) {
+func (tx *fakeTx) Claim(ctx context.Context, claims []receipts.Claim) ([]receipts.ClaimResult, error) {
 	if err := tx.s.fault("claim", tx.s.onClaim); err != nil {
 		return nil, err
+	}
+	if tx.s.count("claim") <= tx.s.heldElsewhere {
+		<-ctx.Done()
+		return nil, ctx.Err()
 	}
 	tx.s.mu.Lock()
 	defer tx.s.mu.Unlock()
@@ -227,12 +232,15 @@ func (tx *fakeTx) Claim(_ context.Context, claims []receipts.Claim) ([]receipts.
 	return results, nil
 }
 
-func (tx *fakeTx) AddOutputs(_ context.Context, outputs []receipts.Output) ([]receipts.Output, error) {
+func (tx *fakeTx) AddOutputs(ctx context.Context, outputs []receipts.Output) ([]receipts.Output, error) {
 	if err := tx.s.fault("addOutputs", tx.s.onAddOutputs); err != nil {
 		return nil, err
 	}
 	if tx.stole {
 		return nil, receipts.ErrTxEnded
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
 	}
 	stored := slices.Clone(outputs)
 	for i := range stored {
@@ -242,15 +250,15 @@ func (tx *fakeTx) AddOutputs(_ context.Context, outputs []receipts.Output) ([]re
 	return slices.Clone(stored), nil
 }
 
-func (tx *fakeTx) Divert(_ context.Context, letters []receipts.DeadLetter) error {
+func (tx *fakeTx) Divert(ctx context.Context, letters []receipts.DeadLetter) error {
 	if err := tx.s.fault("divert", tx.s.onDivert); err != nil {
 		return err
 	}
 	tx.letters = append(tx.letters, letters...)
-	return nil
+	return ctx.Err()
 }
 
-func (tx *fakeTx) Commit(context.Context) error {
+func (tx *fakeTx) Commit(ctx context.Context) error {
 	tx.s.mu.Lock()
 	tx.s.calls["commit"]++
 	n := tx.s.calls["commit"]
@@ -262,6 +270,9 @@ func (tx *fakeTx) Commit(context.Context) error {
 	if tx.stole {
 		tx.end()
 		return receipts.ErrTxEnded
+	}
+	if fault.err == nil {
+		fault.err = ctx.Err()
 	}
 	if fault.err != nil {
 		tx.end()

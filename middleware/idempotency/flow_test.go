@@ -188,7 +188,8 @@ func TestHandlerEndings(t *testing.T) {
 func TestPanicComesThroughAfterTheRollback(t *testing.T) {
 	bubble(t, nil, func(e *env) {
 		value := &struct{ s string }{"boom"}
-		h := e.acting(func(*message.Message) error { panic(value) })
+		var kept *message.Message // the shadow: its context stays reachable
+		h := e.acting(func(msg *message.Message) error { kept = msg; panic(value) })
 		start := time.Now()
 		func() {
 			defer func() {
@@ -196,6 +197,9 @@ func TestPanicComesThroughAfterTheRollback(t *testing.T) {
 					e.Errorf("recovered %v", got)
 				}
 				e.wantEffect(0) // rolled back by the time an outer Recoverer sees it
+				if _, err := TxFrom[*fakeTx](kept.Context()); !errors.Is(err, ErrTxOver) {
+					e.Errorf("TxFrom afterwards: %v", err)
+				}
 			}()
 			_, _ = h(deliver("u-1", "p"))
 		}()
@@ -260,18 +264,24 @@ func TestHandlerSeesAShadow(t *testing.T) {
 
 func TestTheTransactionEndsWithTheHandler(t *testing.T) {
 	e := newEnv(t, nil)
-	var kept context.Context
-	h := e.acting(func(msg *message.Message) error { kept = msg.Context(); return nil })
+	var kept *message.Message // the shadow: its context stays reachable
+	h := e.acting(func(msg *message.Message) error { kept = msg; return nil })
+	e.store.onCommit = func(int) commitFault {
+		if _, err := TxFrom[*fakeTx](kept.Context()); !errors.Is(err, ErrTxOver) {
+			t.Errorf("TxFrom during the commit: %v", err)
+		}
+		return commitFault{}
+	}
 	if _, err := h(deliver("u-1", "p")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := TxFrom[*fakeTx](kept); !errors.Is(err, ErrTxOver) {
+	if _, err := TxFrom[*fakeTx](kept.Context()); !errors.Is(err, ErrTxOver) {
 		t.Errorf("TxFrom afterwards: %v", err)
 	}
-	if _, err := TxFrom[int](kept); !errors.Is(err, ErrNoTx) || !strings.Contains(err.Error(), "*idempotency.fakeTx") {
+	if _, err := TxFrom[int](kept.Context()); !errors.Is(err, ErrNoTx) || !strings.Contains(err.Error(), "*idempotency.fakeTx") {
 		t.Errorf("TxFrom of another type: %v", err)
 	}
-	if kept.Err() == nil {
+	if kept.Context().Err() == nil {
 		t.Error("the handler's context goes on")
 	}
 }
@@ -340,6 +350,7 @@ func TestCancelledContext(t *testing.T) {
 		{"the handler stops", false, EffectivelyOnce, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, 0},
 		{"the handler's statement is interrupted", false, EffectivelyOnce, func(ctx context.Context) error { <-ctx.Done(); return errSQL }, 0},
 		{"the handler gives up for good", false, EffectivelyOnce, func(ctx context.Context) error { <-ctx.Done(); return Permanent(errSQL) }, 0},
+		{"the handler finishes, at least once", false, AtLeastOnce, func(ctx context.Context) error { <-ctx.Done(); return nil }, 1},
 		{"the handler finishes", false, EffectivelyOnce, func(ctx context.Context) error { <-ctx.Done(); return nil }, 1},
 		{"it finishes a lost delivery", true, EffectivelyOnce, func(ctx context.Context) error { <-ctx.Done(); return nil }, 0},
 		{"it finishes a lost delivery, at least once", true, AtLeastOnce, func(ctx context.Context) error { <-ctx.Done(); return nil }, 0},

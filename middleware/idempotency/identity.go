@@ -148,7 +148,8 @@ func (m *Middleware[T]) examine(p *pending[T]) error {
 	return m.takeFingerprint(p)
 }
 
-// sameIdentity tells whether a carrier's transaction belongs to this pending message.
+// sameIdentity tells whether a carrier's transaction belongs to this pending message. One without valid identity has no
+// key, and no transaction.
 func (p *pending[T]) sameIdentity(c *carrier) bool {
-	return p.refused == "" && c.scope == p.scope && bytes.Equal(c.key, p.key)
+	return c.scope == p.scope && bytes.Equal(c.key, p.key)
 }

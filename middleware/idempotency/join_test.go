@@ -42,7 +42,10 @@ func TestLevelsOfOneMessageJoin(t *testing.T) {
 func TestOtherMessagesDoNotJoin(t *testing.T) {
 	tests := map[string]func(outer *message.Message) *message.Message{
 		"another identity": func(outer *message.Message) *message.Message { return msgIn(outer.Context(), "u-2") },
-		"no identity":      func(outer *message.Message) *message.Message { return msgIn(outer.Context(), "") },
+		"another scope": func(outer *message.Message) *message.Message {
+			return msgIn(&routed{Context: outer.Context(), handler: "ship", topic: "orders"}, "u-1")
+		},
+		"no identity": func(outer *message.Message) *message.Message { return msgIn(outer.Context(), "") },
 	}
 	for name, inner := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -77,9 +80,9 @@ func TestOtherMessagesDoNotJoin(t *testing.T) {
 	})
 	t.Run("a context whose transaction is over", func(t *testing.T) { // GoChannel with PreserveContext
 		e := newEnv(t, nil)
-		var kept context.Context
-		_, _ = e.acting(func(msg *message.Message) error { kept = context.WithoutCancel(msg.Context()); return nil })(deliver("u-1", "p"))
-		if _, err := e.counting()(msgIn(kept, "u-2")); err != nil {
+		var kept *message.Message
+		_, _ = e.acting(func(msg *message.Message) error { kept = msg; return nil })(deliver("u-1", "p"))
+		if _, err := e.counting()(msgIn(context.WithoutCancel(kept.Context()), "u-2")); err != nil {
 			t.Error(err)
 		}
 		e.wantEffect(2)

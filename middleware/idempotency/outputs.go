@@ -99,7 +99,7 @@ func (m *Middleware[T]) deliverOutputs(p *pending[T], v verdict) ([]*message.Mes
 		unsent, err := m.store.Unsent(ctx, receipts.UnsentQuery{Limit: maxReplayed, Scope: p.scope, Key: p.key})
 		if err != nil {
 			m.log.Error("Cannot look for unsent outputs of a replay; the relay will", err, m.fields(p))
-			return nil, nil //nolint:nilerr // the message is done, and its outputs are durable
+			return nil, nil // the message is done, and its outputs are durable
 		}
 		outputs = unsent
 	}

@@ -251,6 +251,10 @@ func TestOutputsAreCopies(t *testing.T) {
 		first.UUID = "changed"
 		return []*message.Message{mine}, nil
 	})
+	e.store.onCommit = func(int) commitFault {
+		copy(mine.Payload, "XXX")
+		return commitFault{}
+	}
 	pub.hook = func(_ string, messages []*message.Message) error {
 		for _, msg := range messages {
 			if msg == mine || msg.Context() != context.Background() || msg.Metadata == nil {
@@ -388,9 +392,9 @@ func TestPublisher(t *testing.T) {
 	direct, outputs := &recording{}, &recording{}
 	e := newEnv(t, withOutputs(outputs))
 	bus := e.m.Publisher(direct)
-	var kept context.Context
+	var kept *message.Message
 	h := e.acting(func(msg *message.Message) error {
-		kept = msg.Context()
+		kept = msg
 		in := func(uuid string) *message.Message { return msgIn(msg.Context(), uuid) }
 		out := func(uuid string) *message.Message { return msgIn(context.Background(), uuid) }
 		if err := bus.Publish("t", out("1"), in("2"), in("3"), out("4"), out("5"), in("6")); err != nil {
@@ -415,7 +419,7 @@ func TestPublisher(t *testing.T) {
 		t.Errorf("outputs %v", got)
 	}
 
-	if err := bus.Publish("t", msgIn(kept, "late")); !errors.Is(err, ErrTxOver) {
+	if err := bus.Publish("t", msgIn(kept.Context(), "late")); !errors.Is(err, ErrTxOver) {
 		t.Errorf("after the handler returned: %v", err)
 	}
 	direct.hook = func(string, []*message.Message) error { return errBroker }
@@ -458,6 +462,30 @@ func TestPublisherFromSeveralGoroutines(t *testing.T) {
 	}
 	if got := pub.all(); len(got) != 20 {
 		t.Errorf("%d outputs", len(got))
+	}
+}
+
+// A middleware inside may produce outputs of its own, before and after the handler.
+func TestInsidePublishes(t *testing.T) {
+	pub := &recording{}
+	var e *env
+	e = newEnv(t, func(c *Config, _ *fakeStore) {
+		c.Outputs = pub
+		c.Inside = []message.HandlerMiddleware{func(h message.HandlerFunc) message.HandlerFunc {
+			return func(msg *message.Message) ([]*message.Message, error) {
+				if err := e.m.Publisher(nil).Publish("audit", msgIn(msg.Context(), "before")); err != nil {
+					return nil, err
+				}
+				outputs, err := h(msg)
+				return outputs, errors.Join(err, e.m.Publisher(nil).Publish("audit", msgIn(msg.Context(), "after")))
+			}
+		}}
+	})
+	if _, err := e.counting()(order("u-1")); err != nil {
+		t.Fatal(err)
+	}
+	if got := pub.all(); len(got) != 2 || got[0].uuid != "before" || got[1].uuid != "after" {
+		t.Errorf("published %v", got)
 	}
 }
 

@@ -48,7 +48,9 @@ func (a *app) start() {
 		if err := a.router.Close(); err != nil {
 			a.Error(err)
 		}
-		<-done
+		if err := <-done; err != nil {
+			a.Error(err)
+		}
 	})
 }
 
@@ -274,9 +276,11 @@ func TestInsideCorrelation(t *testing.T) {
 	}
 }
 
-type orderPlaced struct{ ID string }
-type orderCharged struct{ ID string }
-type shipOrder struct{ ID string }
+type (
+	orderPlaced  struct{ ID string }
+	orderCharged struct{ ID string }
+	shipOrder    struct{ ID string }
+)
 
 // T27, T31: two CQRS handlers of one event, an event bus inside one of them, and a command bus.
 func TestCQRS(t *testing.T) {

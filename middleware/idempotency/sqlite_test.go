@@ -46,6 +46,7 @@ func openDatabase(t *testing.T, path string) *database {
 }
 
 func newDatabase(t *testing.T) *database {
+	t.Helper()
 	return openDatabase(t, filepath.Join(t.TempDir(), "app.db"))
 }
 
