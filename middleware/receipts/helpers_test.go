@@ -89,7 +89,7 @@ func wantStats(t testing.TB, s *receipts.SQLite, done, diverted, torn int) {
 // wantFreeLock fails where the database still has a writer, or the pool a connection inside a transaction.
 func wantFreeLock(t testing.TB, db *sql.DB) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	conn, err := db.Conn(ctx)
 	must(t, err)

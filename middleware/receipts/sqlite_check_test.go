@@ -228,7 +228,7 @@ func TestCheckWhileTheLockIsHeld(t *testing.T) {
 				t.Errorf("Check of a %s handle: %v", txlock, err)
 			}
 			held = begin(t, holder)
-			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 			defer cancel()
 			_, err = s.Check(ctx)
 			if ok && s.Classify(err) != receipts.ClassContention || !ok && !strings.Contains(err.Error(), "_txlock=immediate") {

@@ -44,7 +44,7 @@ func endings() map[string]struct {
 		"ROLLBACK and own savepoint": {text("ROLLBACK", "SAVEPOINT mine",
 			"UPDATE counters SET value = 100"), 0, 0},
 		"interrupted write": {func(tx *sql.Tx) {
-			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 			defer cancel()
 			_, _ = tx.ExecContext(ctx, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 100000000)
 				INSERT INTO counters SELECT 'n' || i, 1 FROM n`)
@@ -143,7 +143,7 @@ func TestHandlerKeepsTransaction(t *testing.T) {
 			return nil
 		},
 		"cancelled read": func(tx *sql.Tx) error {
-			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 			defer cancel()
 			var n int
 			err := tx.QueryRowContext(ctx, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 100000000)

@@ -112,13 +112,19 @@ func (s *SQLite) schemaVersion(ctx context.Context, conn *sql.Conn, own int) (ve
 	return version, nil
 }
 
-// insist calls f again while another connection holds the lock, until ctx ends.
+// insist calls f again while another connection holds the lock, until ctx ends. Then the lock is what it reports, not the
+// context alone.
 func (s *SQLite) insist(ctx context.Context, f func() error) error {
+	var contention error
 	for {
 		err := f()
+		if err != nil && ctx.Err() != nil && contention != nil {
+			return contention
+		}
 		if err == nil || s.Classify(err) != ClassContention || ctx.Err() != nil {
 			return err
 		}
+		contention = err
 		timer := time.NewTimer(5*time.Millisecond + rand.N(20*time.Millisecond))
 		select {
 		case <-timer.C:
