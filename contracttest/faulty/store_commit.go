@@ -34,8 +34,8 @@ func (t *rollbackCommits[T]) Rollback(ctx context.Context) error {
 	return t.under.Commit(ctx)
 }
 
-// lateness is how late a late rollback is.
-const lateness = 3 * time.Second
+// lateness is how late a late rollback is: long for a writer that waits, short enough that everything still gets done.
+const lateness = 600 * time.Millisecond
 
 // RollbackLate plants: a transaction that failed stays open for a while, with its locks.
 func RollbackLate[T any](s receipts.Store[T]) receipts.Store[T] {
