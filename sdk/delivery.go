@@ -32,7 +32,6 @@ type DeliveryInfo struct {
 	// Limits are those of the source the delivery came from.
 	Limits Limits
 
-	owner *Subscriber
 	delay atomic.Int64 // 0: not set; else nanoseconds, at least 1
 }
 

@@ -11,7 +11,7 @@ func (s *subscription) prepare(e *inflight) {
 	t := &try{cancel: cancel}
 	t.info.Token = e.delivery.Token
 	t.info.Topic, t.info.Group = s.topic, s.owner.cfg.Group
-	t.info.Limits, t.info.owner = e.session.limits, s.owner
+	t.info.Limits = e.session.limits
 	t.deliveryContext = deliveryContext{Context: ctx, info: &t.info}
 	if e.delivery.Err == nil {
 		t.msg = toWatermill(t, &e.delivery.Message)

@@ -111,6 +111,9 @@ func TestALostLeaseCancelsTheMessage(t *testing.T) { // D12
 				if n := r.sub.InFlight(); n != 0 {
 					t.Errorf("%d in flight", n)
 				}
+				if n := d.counted("extend"); name == "unsupported" && n != 1 {
+					t.Errorf("asked to extend %d times", n)
+				}
 				if got := r.rec.of(EventDeliveryLost); len(got) != 1 || got[0].ID != "a" {
 					t.Errorf("events %+v", got)
 				}
@@ -154,7 +157,7 @@ func TestAHangingSettleDoesNotCostLeases(t *testing.T) {
 		d.putIDs("t", "g", "a", "b")
 		r.next().Ack()
 		b := r.next()
-		time.Sleep(9 * time.Second)
+		time.Sleep(7 * time.Second)
 		if err := b.Context().Err(); err != nil {
 			t.Errorf("the neighbour was lost: %v", contextCause(b))
 		}

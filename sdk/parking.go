@@ -103,18 +103,12 @@ func (l *lot) detach(inClosed <-chan struct{}) {
 }
 
 func (l *lot) passAll() {
-	var owner *Subscriber
 	for msg := range l.in {
-		info, ours := DeliveryFrom(msg.Context())
-		if !ours {
+		if _, ours := DeliveryFrom(msg.Context()); ours {
+			l.out <- msg // also while stopping: its subscriber waits for it
+		} else {
 			l.pass(msg)
-			continue
 		}
-		if info.owner != owner {
-			owner = info.owner
-			l.parking.sees(owner)
-		}
-		l.out <- msg // also while stopping: its subscriber waits for it
 	}
 }
 

@@ -183,6 +183,37 @@ func TestAPoisonFunctionThatHangs(t *testing.T) {
 	})
 }
 
+// The answer about an abandoned attempt must not count for the next one.
+func TestALatePoisonAnswerIsNotTakenForTheNextAttempt(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := newFake(confirming())
+		d.onSettle = func(_ context.Context, _ int, batch []Settlement) (error, bool) {
+			return ErrUnsupported, batch[0].Verdict == Requeue
+		}
+		calls := make(chan chan error, 10)
+		poison := func(context.Context, Delivery) error {
+			answer := make(chan error)
+			calls <- answer
+			return <-answer
+		}
+		r := subscribed(t, d, SubscriberConfig{Poison: poison, MaxProcessing: time.Minute})
+		d.put("t", "g", undecodable("x"))
+		first := <-calls
+		second := <-calls
+		first <- nil
+		synctest.Wait()
+		if n := len(d.settlements(Ack)); n != 0 {
+			t.Errorf("%d acks by a late answer", n)
+		}
+		second <- nil
+		synctest.Wait()
+		if n := len(d.settlements(Ack)); n != 1 {
+			t.Errorf("%d acks", n)
+		}
+		r.close()
+	})
+}
+
 func TestPoisonOfALostSource(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := newFake(confirming())

@@ -17,8 +17,8 @@ import (
 //     Their broker hands them out again. Those being handled are waited for.
 //  4. When nothing is in flight, or the longest DrainTimeout is over, the router closes, and with it its publishers.
 //
-// The subscribers are those of this package that the router's handlers use; one that is left out is found by its messages.
-// Handlers that start later, by RunHandlers, are covered, too. After Run the subscribers are stopped for good, drivers are
+// The subscribers are those of this package that the router's handlers use; one that is left out goes on taking messages
+// until the router closes. Handlers that start later, by RunHandlers, are covered, too. After Run the subscribers are stopped for good, drivers are
 // open. It must be called instead of [message.Router.Run], once, before the router runs: it adds a subscriber decorator,
 // the outermost. Under Run also Handler.Stop and a plain Router.Close wait for messages of foreign subscribers.
 //
@@ -60,21 +60,21 @@ type parking struct {
 	parkOnce sync.Once
 	timeout  time.Duration
 
-	mu     sync.Mutex
-	owners map[*Subscriber]struct{}
-	lots   map[*lot]struct{}
+	subs []*Subscriber
+
+	mu   sync.Mutex
+	lots map[*lot]struct{} // guarded by mu
 }
 
 func newParking(subs []*Subscriber) *parking {
 	p := &parking{
 		parked:  make(chan struct{}),
 		timeout: DefaultDrainTimeout,
-		owners:  map[*Subscriber]struct{}{},
 		lots:    map[*lot]struct{}{},
 	}
 	for _, s := range subs {
 		if s != nil {
-			p.owners[s] = struct{}{}
+			p.subs = append(p.subs, s)
 			p.timeout = max(p.timeout, s.cfg.DrainTimeout)
 		}
 	}
@@ -84,20 +84,15 @@ func newParking(subs []*Subscriber) *parking {
 // park makes all lots stop passing on foreign messages.
 func (p *parking) park() { p.parkOnce.Do(func() { close(p.parked) }) }
 
-// stopAll closes all subscribers of this package and waits for them.
+// stopAll closes the subscribers that Run was given and waits for them.
 func (p *parking) stopAll() error {
-	p.mu.Lock()
-	errs := make(chan error, len(p.owners))
-	n := len(p.owners)
-	for s := range p.owners {
-		go func() { errs <- s.Close() }()
+	errs := make([]error, len(p.subs))
+	var wg sync.WaitGroup
+	for i, s := range p.subs {
+		wg.Go(func() { errs[i] = s.Close() })
 	}
-	p.mu.Unlock()
-	all := make([]error, n)
-	for i := range all {
-		all[i] = <-errs
-	}
-	return errors.Join(all...)
+	wg.Wait()
+	return errors.Join(errs...)
 }
 
 // waitIdle waits until every foreign message that was passed on is settled, or the time is over.
@@ -113,13 +108,6 @@ func (p *parking) waitIdle() {
 	for _, l := range lots {
 		l.waitIdle(ctx)
 	}
-}
-
-// sees notes the owner of a message, for subscribers that were not given to Run.
-func (p *parking) sees(s *Subscriber) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.owners[s] = struct{}{}
 }
 
 func (p *parking) forget(l *lot) {

@@ -155,6 +155,7 @@ func TestRunKeepsASharedPublisherOpen(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		quick := newRig(t, newFake(confirming()), SubscriberConfig{})
 		slow := newRig(t, quick.d, SubscriberConfig{})
+		channel := gochannel.NewGoChannel(gochannel.Config{}, watermill.NopLogger{})
 		pub, _ := newTestPublisher(t, quick.d, PublisherConfig{})
 		router := newRouter(t)
 		copyOf := func(msg *message.Message) ([]*message.Message, error) {
@@ -165,22 +166,34 @@ func TestRunKeepsASharedPublisherOpen(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			return copyOf(msg)
 		})
+		slower := func(msg *message.Message) ([]*message.Message, error) {
+			time.Sleep(15 * time.Second)
+			return copyOf(msg)
+		}
+		router.AddHandler("foreign", "f", channel, "out", pub, slower)
+		router.AddHandler("idle", "i", channel, "out", pub, copyOf)
 		quick.d.putIDs("s", "g", "a")
 		ctx, cancel := context.WithCancel(t.Context())
 		ran := make(chan error, 1)
 		go func() { ran <- Run(ctx, router, quick.sub, slow.sub) }()
 		time.Sleep(time.Second)
+		if err := channel.Publish("f", messagesOf("b")...); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
 		cancel()
 		if err := <-ran; err != nil {
 			t.Errorf("Run: %v", err)
 		}
-		if out, acks := quick.d.pending("out", "g"), quick.d.settlements(Ack); len(out) != 1 || len(acks) != 1 {
+		_ = channel.Close()
+		if out, acks := quick.d.pending("out", "g"), quick.d.settlements(Ack); len(out) != 2 || len(acks) != 1 {
 			t.Errorf("outputs %v, %d acks", out, len(acks))
 		}
 	})
 }
 
-func TestRunFindsASubscriberItWasNotGiven(t *testing.T) {
+// A subscriber that Run was not given drains when the router closes it.
+func TestRunWithASubscriberItWasNotGiven(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMill(t, 5*time.Second)
 		m.d.putIDs("in", "g", ids(300)...)
