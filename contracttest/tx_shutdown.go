@@ -44,10 +44,11 @@ func shutdown[T any](ctx context.Context, e *txEnv[T]) error {
 	} {
 		ids := e.ids(5)
 		all = append(all, ids...)
+		before := len(e.w.acked())
 		if err := e.endWhile(ctx, way.plain, way.end, ids); err != nil {
 			return fmt.Errorf("ended by %s: %w", way.name, err)
 		}
-		if err := e.ackedIsApplied(ctx); err != nil {
+		if err := e.ackedIsApplied(ctx, before); err != nil {
 			return fmt.Errorf("ended by %s: %w", way.name, err)
 		}
 	}
@@ -90,9 +91,9 @@ func (e *txEnv[T]) endWhile(ctx context.Context, plain bool, end func(c *consume
 	return errors.Join(ends(ended, 2*e.h.Patience, "the shutdown"), c.stop())
 }
 
-// ackedIsApplied fails unless the same messages are acked and have taken effect, at least one of those handled last, and
-// nothing is diverted.
-func (e *txEnv[T]) ackedIsApplied(ctx context.Context) error {
+// ackedIsApplied fails unless the same messages are acked and have taken effect, more than before, because one handler
+// ran and had time, and nothing is diverted.
+func (e *txEnv[T]) ackedIsApplied(ctx context.Context, before int) error {
 	got, err := e.effects(ctx)
 	if err != nil {
 		return err
@@ -100,6 +101,9 @@ func (e *txEnv[T]) ackedIsApplied(ctx context.Context) error {
 	applied, acked := slices.Sorted(maps.Keys(got)), e.w.acked()
 	if !slices.Equal(applied, acked) {
 		return fmt.Errorf("committed %v, acked %v", applied, acked)
+	}
+	if len(applied) <= before {
+		return errors.New("the handler that ran was not let to its end")
 	}
 	return e.compare(ctx, once(applied...))
 }
