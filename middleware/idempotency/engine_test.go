@@ -97,6 +97,11 @@ func TestEngine(t *testing.T) {
 			e.send("orders", fmt.Sprint(i), "p")
 		}
 	}
+	defer func() {
+		if t.Failed() {
+			t.Logf("%+v; left %d and %d", m.Report(), e.left("orders"), e.left("shipped"))
+		}
+	}()
 	until(t, "all acknowledged", func() bool { return acknowledged(m.Report()) == 3*n+n-1 })
 	stop()
 	if got := e.effects(); got["charge p"] != n-1 || got["ship "] != n-1 {

@@ -359,7 +359,10 @@ func TestOutageOfOneHandlersOwnDatabaseStopsNobodyForLong(t *testing.T) {
 				case <-stop:
 					return
 				default:
-					_, _ = bad(deliver("bad", "p"))
+					start := time.Now()
+					if _, err := bad(deliver("bad", "p")); !errors.Is(err, ErrDatabaseAway) || time.Since(start) > patience+time.Second {
+						e.Errorf("%v after %v", err, time.Since(start))
+					}
 				}
 			}
 		})
@@ -369,6 +372,7 @@ func TestOutageOfOneHandlersOwnDatabaseStopsNobodyForLong(t *testing.T) {
 					break
 				}
 			}
+			time.Sleep(300 * time.Millisecond)
 		}
 		close(stop)
 		wg.Wait()
@@ -615,6 +619,22 @@ func TestSdkFailuresAreLeftToTheEngine(t *testing.T) {
 			e.Errorf("got %v after %v, requeued after %v", err, time.Since(start), requeueDelay(info))
 		}
 	})
+}
+
+func TestFailuresAreCountedByDelivery(t *testing.T) {
+	var f failing
+	for want := 1; want <= 3; want++ {
+		msg := message.NewMessage("", nil)
+		for try := range 3 {
+			if n, first := f.note(7, msg); n != want || first != (try == 0) {
+				t.Errorf("delivery %d, try %d: %d, %v", want, try, n, first)
+			}
+		}
+	}
+	f.forget(7)
+	if n, first := f.note(7, message.NewMessage("", nil)); n != 1 || !first {
+		t.Errorf("after success: %d, %v", n, first)
+	}
 }
 
 func TestFailingIdentitiesAreBounded(t *testing.T) {

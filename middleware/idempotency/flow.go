@@ -26,6 +26,7 @@ func (m *Middleware[T]) handle(msg *message.Message, h, chain message.HandlerFun
 func (m *Middleware[T]) settle(p *pending[T], h message.HandlerFunc) (outputs []*message.Message, err error) {
 	m.inside.enter(p, p.arrived)
 	defer m.inside.leave(p)
+	defer m.disown(p)
 	finished := false
 	defer func() {
 		if finished {
@@ -89,6 +90,7 @@ func (m *Middleware[T]) join(p *pending[T], c *carrier, h message.HandlerFunc) (
 // round is one transaction for one message: it waits while the database is away, takes a lane, and frees it again before
 // anything else is waited for.
 func (m *Middleware[T]) round(p *pending[T], h message.HandlerFunc) (v verdict) {
+	m.disown(p) // of a transaction that did not commit
 	probing, err := m.gate.admit(p.ctx, p.untilPatience)
 	if err != nil {
 		m.requeueLater(p, err)
@@ -111,6 +113,14 @@ func (m *Middleware[T]) inLane(p *pending[T], h message.HandlerFunc, probing boo
 		return verdict{kind: kindPaused} // the one before us in this lane found out: do not try the same, one by one
 	}
 	return m.transaction(p, lane, h)
+}
+
+// disown gives up the outputs of a message that did not come to publish them.
+func (m *Middleware[T]) disown(p *pending[T]) {
+	if p.owns != "" {
+		m.sending.disown(p.owns)
+		p.owns = ""
+	}
 }
 
 // afterRound tells the gate what a round proved about the database.

@@ -126,6 +126,9 @@ func (m *Middleware[T]) commitWithOutputs(p *pending[T], r *running[T], outputs 
 			return m.classify(fmt.Errorf("store outputs: %w", err), failed)
 		}
 		then.outputs = stored
+		if id := m.owner(p.scope, p.key, r.tx.Nonce()); m.cfg.Outputs != nil && m.sending.own(id) {
+			p.owns = id
+		}
 	}
 	return m.commit(p, r, then, m.whenUnknown(), failed)
 }

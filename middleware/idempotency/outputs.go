@@ -92,21 +92,40 @@ func (m *Middleware[T]) deliverOutputs(p *pending[T], v verdict) ([]*message.Mes
 	if m.cfg.Outputs == nil {
 		return nil, nil
 	}
-	outputs := v.outputs
+	unsent := 0
 	if v.replay {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), m.cfg.TxBudget)
-		defer cancel()
-		unsent, err := m.store.Unsent(ctx, receipts.UnsentQuery{Limit: maxReplayed, Scope: p.scope, Key: p.key})
-		if err != nil {
-			m.log.Error("Cannot look for unsent outputs of a replay; the relay will", err, m.fields(p))
-			return nil, nil // the message is done, and its outputs are durable
-		}
-		outputs = unsent
+		unsent = m.sendUnsent(context.WithoutCancel(p.ctx), receiptRef{p.scope, string(p.key)}, maxReplayed)
+	} else if p.owns != "" {
+		_, unsent = m.send(v.outputs, p.owns)
+		p.owns = "" // a publish that goes on in the background keeps it
 	}
-	if _, unsent := m.send(outputs); unsent > 0 {
+	if unsent > 0 {
 		m.nudge(receiptRef{p.scope, string(p.key)})
 	}
 	return nil, nil
+}
+
+// sendUnsent sends what is unsent of one receipt, unless somebody here is at it. What fails is the relay's: the outputs
+// are durable.
+func (m *Middleware[T]) sendUnsent(ctx context.Context, ref receiptRef, limit int) (unsent int) {
+	var ids []string
+	if m.cfg.Guarantee != AtLeastOnce {
+		ids = []string{m.owner(ref.scope, []byte(ref.key), receipts.Nonce{})}
+		if !m.sending.own(ids[0]) {
+			return 0
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.TxBudget)
+	defer cancel()
+	outputs, err := m.store.Unsent(ctx, receipts.UnsentQuery{Limit: limit, Scope: ref.scope, Key: []byte(ref.key)})
+	if err != nil {
+		m.log.Error("Cannot look for a receipt's unsent outputs; the relay will", err, nil)
+	}
+	if ids == nil { // each transaction has its own: their rows tell
+		outputs, ids = m.ownAll(outputs)
+	}
+	_, unsent = m.send(outputs, ids...)
+	return unsent
 }
 
 // outputsForRouter gives a message's outputs as messages for the router to publish: on a replay all of them again, since

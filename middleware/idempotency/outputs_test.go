@@ -286,6 +286,75 @@ func TestMarkingFails(t *testing.T) {
 	}
 }
 
+// A duplicate that comes at the worst moments does not send what its committer is about to send, or has just sent.
+func TestReplayBesideItsCommitter(t *testing.T) {
+	for _, mode := range []Guarantee{EffectivelyOnce, AtMostOnce} {
+		pub := &recording{}
+		bubble(t, func(c *Config, _ *fakeStore) { c.Outputs, c.Guarantee = pub, mode }, func(e *env) {
+			h := e.shipping(message.NewMessage("o-1", nil))
+			replay := func() {
+				if _, err := h(order("u-1")); err != nil {
+					e.Error(err)
+				}
+			}
+			var wg sync.WaitGroup
+			e.store.onUnsent = func(int) error { time.Sleep(time.Second); return nil } // reads, then dawdles
+			pub.hook = func(string, []*message.Message) error {
+				wg.Go(replay)
+				time.Sleep(500 * time.Millisecond)
+				return nil
+			}
+			if mode == EffectivelyOnce {
+				e.store.onCommit = func(n int) commitFault {
+					return commitFault{lost: n == 1, apply: true}
+				}
+				e.store.onResolve = func(n int) error { // committed, and not yet known to be
+					if n == 1 {
+						replay()
+						return errSQL
+					}
+					return nil
+				}
+			}
+			replay()
+			wg.Wait()
+			if got := pub.all(); len(got) != 1 {
+				e.Errorf("mode %d: published %v", mode, got)
+			}
+			if len(e.m.sending.owned) != 0 {
+				e.Errorf("mode %d: still owned", mode)
+			}
+		})
+	}
+}
+
+// What a transaction that did not commit had taken is given back, so that the next one can send.
+func TestOwnershipFollowsTheTransaction(t *testing.T) {
+	pub := &recording{}
+	bubble(t, func(c *Config, s *fakeStore) {
+		c.Outputs = pub
+		s.onCommit = func(n int) commitFault {
+			switch n {
+			case 1:
+				return commitFault{err: errBusy}
+			case 2:
+				return commitFault{lost: true}
+			case 3:
+				return commitFault{err: errSQL}
+			}
+			return commitFault{}
+		}
+	}, func(e *env) {
+		h := e.shipping(message.NewMessage("o-1", nil))
+		if _, err := h(order("u-1")); !errors.Is(err, errSQL) || len(e.m.sending.owned) != 0 {
+			e.Errorf("got %v, %d owned", err, len(e.m.sending.owned))
+		}
+		if _, err := h(order("u-1")); err != nil || len(pub.all()) != 1 {
+			e.Errorf("got %v, published %v", err, pub.all())
+		}
+	})
+}
+
 func TestReplayCannotLookForUnsentOutputs(t *testing.T) {
 	e := newEnv(t, func(c *Config, s *fakeStore) {
 		c.Outputs = &recording{hook: func(string, []*message.Message) error { return errBroker }}
@@ -348,6 +417,9 @@ func TestBlockedPublishesAreBounded(t *testing.T) {
 		e.wantCounts(map[string]uint64{"Handled": maxPublishing + 10, "OutputsFailed": 10})
 		close(free)
 		synctest.Wait()
+		if len(e.m.sending.slots) != 0 || len(e.m.sending.owned) != 0 {
+			e.Errorf("%d slots and %d transactions are still taken", len(e.m.sending.slots), len(e.m.sending.owned))
+		}
 	})
 }
 

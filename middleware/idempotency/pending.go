@@ -34,6 +34,8 @@ type pending[T any] struct {
 	permanent error  // the handler said so: divert it in the next transaction
 	claimed   bool   // AtMostOnce: its receipt is committed
 
+	owns string // its outputs, in the table of what is being published, until they are handed over; "" means none
+
 	contentions int       // transactions in a row that met contention
 	outages     int       // rounds that found the database away
 	patience    time.Time // until when it waits for the database; zero: it has not waited yet

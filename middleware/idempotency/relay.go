@@ -2,6 +2,8 @@ package idempotency
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/penstock-mq/penstock/middleware/receipts"
@@ -32,7 +34,7 @@ func (m *Middleware[T]) nudge(ref receiptRef) {
 	}
 }
 
-// Run sends stored outputs that their committer did not send: because it died, or because Config.Outputs failed. It looks
+// Run sends stored outputs of this consumer that their committer did not send: because it died, or because Config.Outputs failed. It looks
 // for them now and then, oldest first, backs off while publishing fails, and returns nil when ctx is done. It blocks until
 // then, also where there is nothing to send through. In every consumer process that has Config.Outputs, one Run should be
 // going as long as the router runs; several processes may each run one. A second Run of one middleware at the same time
@@ -72,11 +74,13 @@ func (r *relay[T]) look(ctx context.Context) (more, ok bool) {
 		}
 		return false, false
 	}
-	sent, unsent := r.m.send(outputs)
 	full := len(outputs) == r.page
+	mine, ids := r.m.ownAll(slices.DeleteFunc(outputs, func(o receipts.Output) bool { return !r.m.mine(o.Scope) }))
+	sent, unsent := r.m.send(mine, ids...)
+	page := r.page
 	r.page = relayPage
 	if full && sent == 0 {
-		r.page = min(2*len(outputs), relayPageMax)
+		r.page = min(2*page, relayPageMax)
 	}
 	return full && sent > 0, unsent == 0
 }
@@ -98,15 +102,15 @@ func (r *relay[T]) rest(ctx context.Context, ok bool) {
 	case ref := <-r.m.nudges:
 		pause(ctx, 100*time.Millisecond) // what failed a moment ago
 		if ctx.Err() == nil {
-			r.retry(ctx, ref)
+			r.m.sendUnsent(ctx, ref, relayPage) // without waiting until they are old; where it fails, looks find them
 		}
 	}
 }
 
-// retry sends one receipt's unsent outputs, without waiting until they are old. Where that fails too, looks find them.
-func (r *relay[T]) retry(ctx context.Context, ref receiptRef) {
-	outputs, err := r.m.store.Unsent(ctx, receipts.UnsentQuery{Limit: relayPage, Scope: ref.scope, Key: []byte(ref.key)})
-	if err == nil {
-		_, _ = r.m.send(outputs)
+// mine tells whether a scope is one of this consumer's: another one over the same tables has a publisher of its own.
+func (m *Middleware[T]) mine(scope string) bool {
+	if m.cfg.Scope != "" {
+		return scope == string(appendPart(nil, m.cfg.Scope))
 	}
+	return strings.HasPrefix(scope, string(appendPart(nil, m.cfg.Consumer)))
 }

@@ -19,7 +19,7 @@ func (s *fakeStore) stranded(topic, uuid string, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.outputs = append(s.outputs, receipts.Output{
-		OutputRef: receipts.OutputRef{Nonce: receipts.NewNonce()}, Scope: "s", Key: []byte(uuid), Topic: topic, UUID: uuid, At: at,
+		OutputRef: receipts.OutputRef{Nonce: receipts.NewNonce()}, Scope: "7:billing4:ship4:paid", Key: []byte(uuid), Topic: topic, UUID: uuid, At: at,
 	})
 }
 
@@ -175,6 +175,28 @@ func TestRelayLeavesWhatIsBeingPublished(t *testing.T) {
 	})
 }
 
+// The same where each transaction owns its own outputs, and the committer has stopped waiting.
+func TestRelayLeavesWhatIsBeingPublishedAtLeastOnce(t *testing.T) {
+	pub := &recording{}
+	relayed(t, guaranteed(AtLeastOnce, withOutputs(pub)), func(e *env) {
+		pub.hook = func(string, []*message.Message) error { time.Sleep(publishBound + 10*time.Second); return nil }
+		h := e.shipping(message.NewMessage("", nil))
+		var wg sync.WaitGroup
+		for range 2 { // two deliveries of one identity, each with outputs of its own
+			wg.Go(func() {
+				if _, err := h(order("u-1")); err != nil {
+					e.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		time.Sleep(time.Minute)
+		if got := pub.all(); len(got) != 2 || got[0].uuid == got[1].uuid {
+			e.Errorf("published %v", got)
+		}
+	})
+}
+
 // A publisher that never comes back loses its claim on the outputs after a while.
 func TestRelayTakesOverFromAStuckPublish(t *testing.T) {
 	pub := &recording{}
@@ -198,6 +220,28 @@ func TestRelayTakesOverFromAStuckPublish(t *testing.T) {
 		close(free)
 		synctest.Wait()
 	})
+}
+
+// Another consumer's outputs may belong to another broker.
+func TestRelaySendsItsOwnConsumersOutputs(t *testing.T) {
+	pub := &recording{}
+	relayed(t, withOutputs(pub), func(e *env) {
+		for i := range 2 * relayPage {
+			e.store.stranded("a", fmt.Sprint(i), time.Now())
+		}
+		for i := range e.store.outputs {
+			e.store.outputs[i].Scope = "8:shipping4:ship4:paid"
+		}
+		e.store.stranded("a", "mine", time.Now())
+		time.Sleep(5 * time.Minute)
+		if got := pub.all(); len(got) != 1 || got[0].uuid != "mine" {
+			e.Errorf("published %d, %v", len(got), got[:min(len(got), 3)])
+		}
+	})
+	e := newEnv(t, func(c *Config, _ *fakeStore) { c.Scope = "all" })
+	if !e.m.mine("3:all") || e.m.mine("7:billing4:ship4:paid") {
+		t.Error("Config.Scope names what is mine")
+	}
 }
 
 func TestRelaySurvivesTheDatabase(t *testing.T) {

@@ -28,55 +28,75 @@ const (
 // errPublisherLeft is the failure of a publisher that did not return.
 var errPublisherLeft = errors.New("the publisher called runtime.Goexit")
 
-// sending knows which transactions' outputs this process is publishing, so that committer, replay and relay do not send
-// the same ones at the same time.
+// sending knows whose outputs this process is about to publish, so that committer, replay and relay do not send the same
+// ones at the same time. A committer owns its outputs from before its COMMIT, and a replay before it looks for unsent ones:
+// otherwise it could find them unsent just before they are marked.
 type sending struct {
 	slots chan struct{}
 
 	mu    sync.Mutex
-	owned map[receipts.Nonce]time.Time // until when
+	owned map[string]time.Time // until when
 }
 
 func newSending() *sending {
-	return &sending{slots: make(chan struct{}, maxPublishing), owned: make(map[receipts.Nonce]time.Time)}
+	return &sending{slots: make(chan struct{}, maxPublishing), owned: make(map[string]time.Time)}
 }
 
-// take gives the outputs whose transactions nobody here is publishing, and owns them until free.
-func (s *sending) take(outputs []receipts.Output) []receipts.Output {
+// own takes the outputs that id names, for ownedFor. It fails where somebody here has them.
+func (s *sending) own(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	mine := make(map[receipts.Nonce]bool, 1)
-	taken := make([]receipts.Output, 0, len(outputs))
-	for _, output := range outputs {
-		owner, known := mine[output.Nonce]
-		if !known {
-			until, other := s.owned[output.Nonce]
-			owner = !other || now.After(until)
-			mine[output.Nonce] = owner
-		}
-		if owner {
-			s.owned[output.Nonce] = now.Add(ownedFor)
-			taken = append(taken, output)
-		}
+	if until, taken := s.owned[id]; taken && now.Before(until) {
+		return false
 	}
-	return taken
+	s.owned[id] = now.Add(ownedFor)
+	return true
 }
 
-func (s *sending) free(outputs []receipts.Output) {
+func (s *sending) disown(ids ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, output := range outputs {
-		delete(s.owned, output.Nonce)
+	for _, id := range ids {
+		delete(s.owned, id)
 	}
 }
 
-// send publishes outputs and marks those that the publisher took. It tells how many were sent, and how many were not, or
-// not known to be when publishBound was over; those are the relay's. Outputs that are being sent already count in neither.
-// It holds neither lane nor transaction while it publishes.
-func (m *Middleware[T]) send(outputs []receipts.Output) (sent, unsent int) {
-	outputs = m.sending.take(outputs)
+// owner names those whose outputs are owned together: a receipt, of which there is one effect; or, at least once, one
+// transaction of several.
+func (m *Middleware[T]) owner(scope string, key []byte, nonce receipts.Nonce) string {
+	if m.cfg.Guarantee == AtLeastOnce {
+		return string(nonce[:])
+	}
+	return string(appendPart(make([]byte, 0, len(scope)+len(key)+4), scope)) + string(key)
+}
+
+// ownAll owns what it can of outputs that were found unsent.
+func (m *Middleware[T]) ownAll(outputs []receipts.Output) (mine []receipts.Output, ids []string) {
+	tried := make(map[string]bool, len(outputs))
+	for _, output := range outputs {
+		id := m.owner(output.Scope, output.Key, output.Nonce)
+		owned, known := tried[id]
+		if !known {
+			owned = m.sending.own(id)
+			tried[id] = owned
+			if owned {
+				ids = append(ids, id)
+			}
+		}
+		if owned {
+			mine = append(mine, output)
+		}
+	}
+	return mine, ids
+}
+
+// send publishes outputs that are owned by ids, marks those that the publisher took, and gives the ownership up. It tells
+// how many were sent, and how many were not, or not known to be when publishBound was over; those are the relay's. It holds
+// neither lane nor transaction while it publishes.
+func (m *Middleware[T]) send(outputs []receipts.Output, ids ...string) (sent, unsent int) {
 	if len(outputs) == 0 {
+		m.sending.disown(ids...)
 		return 0, 0
 	}
 	timer := time.NewTimer(publishBound)
@@ -84,13 +104,13 @@ func (m *Middleware[T]) send(outputs []receipts.Output) (sent, unsent int) {
 	select {
 	case m.sending.slots <- struct{}{}:
 	case <-timer.C:
-		m.sending.free(outputs)
+		m.sending.disown(ids...)
 		m.counters.outputsFailed.Add(uint64(len(outputs)))
 		m.log.Error("Too many publishes are under way; the outputs are left to the relay", context.DeadlineExceeded, nil)
 		return 0, len(outputs)
 	}
 	answer := make(chan int, 1)
-	go m.publishAndMark(outputs, answer)
+	go m.publishAndMark(outputs, ids, answer)
 	select {
 	case sent = <-answer:
 		return sent, len(outputs) - sent
@@ -104,10 +124,10 @@ func (m *Middleware[T]) send(outputs []receipts.Output) (sent, unsent int) {
 // publishAndMark makes one Publish for each topic, in the order in which topics first appear, then marks what was taken.
 // It runs in a goroutine of its own, so that a publisher which blocks or ends its goroutine does not take the message's
 // router goroutine with it.
-func (m *Middleware[T]) publishAndMark(outputs []receipts.Output, answer chan<- int) {
+func (m *Middleware[T]) publishAndMark(outputs []receipts.Output, ids []string, answer chan<- int) {
 	var sent []receipts.OutputRef
 	defer func() {
-		m.sending.free(outputs)
+		m.sending.disown(ids...)
 		<-m.sending.slots
 		answer <- len(sent)
 	}()
