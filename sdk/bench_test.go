@@ -70,6 +70,7 @@ func (s *fastSource) Settle(_ context.Context, batch []Settlement) error {
 }
 
 func benchmarkEngine(b *testing.B, cfg SubscriberConfig, consume func(<-chan *message.Message)) {
+	b.Helper()
 	b.ReportAllocs()
 	d := newFast(b.N)
 	cfg.Group = "g"

@@ -26,7 +26,7 @@ func (l *track) add(step string) {
 
 // The output channel closes last: after the driver's Settle has returned, the barrier, and the closing of the source.
 func TestTheOutputChannelClosesLast(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		l := &track{}
 		d := newFake(Capabilities{Settle: SettleSent})
 		d.onSettle = func(_ context.Context, _ int, batch []Settlement) (error, bool) {
@@ -64,7 +64,7 @@ func TestTheOutputChannelClosesLast(t *testing.T) {
 }
 
 func TestStoppingSendsBackWhatWasNotHandedOut(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(delaying())
 		r := subscribed(t, d, SubscriberConfig{})
 		d.putIDs("t", "g", "a", "b", "c", "d")
@@ -99,7 +99,7 @@ func TestStoppingSendsBackWhatWasNotHandedOut(t *testing.T) {
 
 // L02: cancelling the context of Subscribe ends the subscription although nobody reads, and only this one.
 func TestCancellingSubscribe(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		r := newRig(t, d, SubscriberConfig{})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -132,7 +132,7 @@ func TestCancellingSubscribe(t *testing.T) {
 
 // The message outlives the context of Subscribe, keeps its values, and is settled.
 func TestAMessageOutlivesItsSubscription(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		type key struct{}
 		d := newFake(confirming())
 		r := newRig(t, d, SubscriberConfig{})
@@ -160,7 +160,7 @@ func TestAMessageOutlivesItsSubscription(t *testing.T) {
 }
 
 func TestDrainTimeout(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		r := subscribed(t, d, SubscriberConfig{DrainTimeout: 7 * time.Second})
 		d.putIDs("t", "g", "a")
@@ -170,7 +170,7 @@ func TestDrainTimeout(t *testing.T) {
 		if took := time.Since(start); took != 7*time.Second {
 			t.Errorf("closed after %v", took)
 		}
-		if cause := contextCause(msg); cause != ErrDrainTimeout {
+		if cause := contextCause(msg); !errors.Is(cause, ErrDrainTimeout) {
 			t.Errorf("cause %v", cause)
 		}
 		if _, open := <-r.out; open {
@@ -191,7 +191,7 @@ func TestDrainTimeout(t *testing.T) {
 }
 
 func TestStopWithItsOwnContext(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		r := subscribed(t, d, SubscriberConfig{})
 		d.putIDs("t", "g", "a")
@@ -234,7 +234,7 @@ func TestCloseIsBounded(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				d := newFake(confirming())
 				script(d)
 				r := subscribed(t, d, SubscriberConfig{})
@@ -257,7 +257,7 @@ func TestCloseIsBounded(t *testing.T) {
 
 // What is retried, nacked and abandoned while draining still finds its end.
 func TestSettlementsAreRetriedWhileDraining(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		d.onSettle = func(_ context.Context, n int, _ []Settlement) (error, bool) {
 			return &BatchError{Entries: map[int]error{0: errRejected}}, n < 3
@@ -276,7 +276,7 @@ func TestSettlementsAreRetriedWhileDraining(t *testing.T) {
 }
 
 func TestASettlementThatFailsWhileDrainingHoldsNothingUp(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		d.onSettle = func(context.Context, int, []Settlement) (error, bool) { return errRejected, true }
 		r := subscribed(t, d, SubscriberConfig{})
@@ -295,7 +295,7 @@ func TestASettlementThatFailsWhileDrainingHoldsNothingUp(t *testing.T) {
 
 // Handlers whose source was lost are waited for, too: they may be publishing.
 func TestDrainWaitsForOrphans(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		r := subscribed(t, d, SubscriberConfig{MaxInFlight: 1})
 		d.putIDs("t", "g", "a")
@@ -313,7 +313,7 @@ func TestDrainWaitsForOrphans(t *testing.T) {
 }
 
 func TestManySubscriptionsUnderLoadLoseNothing(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		r := newRig(t, d, SubscriberConfig{MaxInFlight: 8})
 		var wg sync.WaitGroup

@@ -41,12 +41,12 @@ func TestBatchErrors(t *testing.T) {
 	}
 	errs := EntryErrors(fmt.Errorf("settle: %w", be), 8) // what is out of range is ignored
 	for i, err := range errs {
-		if want := map[int]error{7: ErrStaleToken, 2: errCut}[i]; err != want {
+		if want := map[int]error{7: ErrStaleToken, 2: errCut}[i]; !errors.Is(err, want) {
 			t.Errorf("entry %d: %v", i, err)
 		}
 	}
 	for _, err := range EntryErrors(errCut, 3) {
-		if err != errCut {
+		if !errors.Is(err, errCut) {
 			t.Errorf("an error for the whole batch gives %v", err)
 		}
 	}

@@ -113,17 +113,6 @@ func (d *fakeDriver) pending(topic, group string) []string {
 	return ids
 }
 
-// unsettled counts what open sources hold.
-func (d *fakeDriver) unsettled() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	n := 0
-	for _, s := range d.sources {
-		n += len(s.unsettled)
-	}
-	return n
-}
-
 func (d *fakeDriver) settlements(v Verdict) []fakeSettled {
 	d.mu.Lock()
 	defer d.mu.Unlock()

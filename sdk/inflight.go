@@ -136,7 +136,11 @@ type alarms []alarm
 func (a alarms) Len() int           { return len(a) }
 func (a alarms) Less(i, j int) bool { return a[i].at.Before(a[j].at) }
 func (a alarms) Swap(i, j int)      { a[i], a[j] = a[j], a[i] }
-func (a *alarms) Push(x any)        { *a = append(*a, x.(alarm)) }
+
+// Push is for package heap.
+func (a *alarms) Push(x any) { *a = append(*a, x.(alarm)) }
+
+// Pop is for package heap.
 func (a *alarms) Pop() any {
 	last := len(*a) - 1
 	x := (*a)[last]

@@ -2,6 +2,7 @@ package sdk
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -17,7 +18,7 @@ func lending() Capabilities {
 const third = 10 * time.Second // of the lease in these tests
 
 func TestLeasesAreExtendedWhileAMessageIsInFlight(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(lending())
 		r := subscribed(t, d, SubscriberConfig{})
 		d.putIDs("t", "g", "running", "offered")
@@ -48,7 +49,7 @@ func TestLeasesAreExtendedWhileAMessageIsInFlight(t *testing.T) {
 }
 
 func TestAHeldMessageKeepsItsLease(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(lending())
 		r := subscribed(t, d, SubscriberConfig{})
 		d.putIDs("t", "g", "a")
@@ -82,7 +83,7 @@ func TestALostLeaseCancelsTheMessage(t *testing.T) { // D12
 		"not extendable": {true, nil, false, 3 * third},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				d := newFake(lending())
 				d.noExtend = c.noExtend
 				d.onExtend = func(ctx context.Context, _ int, _ []Token) (error, bool) {
@@ -100,7 +101,7 @@ func TestALostLeaseCancelsTheMessage(t *testing.T) { // D12
 				if ran := time.Since(start); ran != c.lostAt {
 					t.Errorf("cancelled after %v, want %v", ran, c.lostAt)
 				}
-				if cause := contextCause(msg); cause != ErrDeliveryLost {
+				if cause := contextCause(msg); !errors.Is(cause, ErrDeliveryLost) {
 					t.Errorf("cause %v", cause)
 				}
 				msg.Ack()
@@ -125,7 +126,7 @@ func TestALostLeaseCancelsTheMessage(t *testing.T) { // D12
 
 // One failed extension is tried again well before the lease ends.
 func TestAFailedExtensionIsRepeated(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(lending())
 		d.onExtend = func(_ context.Context, n int, _ []Token) (error, bool) { return errCut, n%3 != 0 }
 		r := subscribed(t, d, SubscriberConfig{})
@@ -142,7 +143,7 @@ func TestAFailedExtensionIsRepeated(t *testing.T) {
 
 // While Settle hangs, leases are still extended in time.
 func TestAHangingSettleDoesNotCostLeases(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(lending())
 		var hang atomic.Bool
 		hang.Store(true)
@@ -171,7 +172,7 @@ func TestAHangingSettleDoesNotCostLeases(t *testing.T) {
 }
 
 func TestDeliveryLimitsAreThoseOfTheSource(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(lending())
 		r := subscribed(t, d, SubscriberConfig{MaxInFlight: 5, Lease: 12 * time.Second})
 		d.putIDs("t", "g", "a")

@@ -30,7 +30,7 @@ func TestPoisonFunction(t *testing.T) { // D16
 		"many fail": {func(n int) error { return map[bool]error{true: errCut}[n < 5] }, 5},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				d := newFake(confirming())
 				var calls atomic.Int64
 				poison := func(ctx context.Context, got Delivery) error {
@@ -96,7 +96,7 @@ func TestWithoutPoisonFunction(t *testing.T) {
 		"lent without extending": {lent, true, false, Requeue, 0, 27 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				d := newFake(c.caps)
 				d.noExtend = c.noExtend
 				d.onSettle = func(_ context.Context, _ int, batch []Settlement) (error, bool) {
@@ -129,7 +129,7 @@ func TestPoisonForEverNeverSpins(t *testing.T) {
 		"function fails": func(context.Context, Delivery) error { return errCut }, "no function": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				d := newFake(confirming())
 				r := subscribed(t, d, SubscriberConfig{Poison: poison})
 				d.put("t", "g", undecodable("x"))
@@ -145,7 +145,7 @@ func TestPoisonForEverNeverSpins(t *testing.T) {
 
 // A poison function that hangs is cancelled by MaxProcessing and at the end of DrainTimeout, and never waited for longer.
 func TestAPoisonFunctionThatHangs(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		release := make(chan struct{})
 		causes := make(chan error, 10)
@@ -174,7 +174,7 @@ func TestAPoisonFunctionThatHangs(t *testing.T) {
 		if len(causes) != 2 {
 			t.Fatalf("%d calls ended", len(causes))
 		}
-		if first, second := <-causes, <-causes; first != ErrAbandoned || second != ErrDrainTimeout {
+		if first, second := <-causes, <-causes; !errors.Is(first, ErrAbandoned) || !errors.Is(second, ErrDrainTimeout) {
 			t.Errorf("causes %v, %v", first, second)
 		}
 		if n := len(d.settlements(Ack)); n != 0 {
@@ -185,7 +185,7 @@ func TestAPoisonFunctionThatHangs(t *testing.T) {
 
 // The answer about an abandoned attempt must not count for the next one.
 func TestALatePoisonAnswerIsNotTakenForTheNextAttempt(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		d.onSettle = func(_ context.Context, _ int, batch []Settlement) (error, bool) {
 			return ErrUnsupported, batch[0].Verdict == Requeue
@@ -215,7 +215,7 @@ func TestALatePoisonAnswerIsNotTakenForTheNextAttempt(t *testing.T) {
 }
 
 func TestPoisonOfALostSource(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		var calls atomic.Int64
 		poison := func(ctx context.Context, _ Delivery) error {

@@ -135,7 +135,10 @@ func (p *Publisher) PublishContext(ctx context.Context, topic string, msgs ...*m
 
 // publishError says how many messages are not known to be stored.
 func publishError(topic string, failed, all int, kind Outcome, err error) error {
-	return fmt.Errorf("publish to topic %q: %d of %d messages failed: %w", topic, failed, all, &OutcomeError{Kind: kind, Err: err})
+	if oe, ok := errors.AsType[*OutcomeError](err); !ok || oe.Kind != kind { // else it says so already
+		err = &OutcomeError{Kind: kind, Err: err}
+	}
+	return fmt.Errorf("publish to topic %q: %d of %d messages failed: %w", topic, failed, all, err)
 }
 
 func (p *Publisher) enter() error {

@@ -67,7 +67,7 @@ func TestPublishCopiesAndConverts(t *testing.T) {
 }
 
 func TestPublishPreparesEachTopicOnce(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		failures := 2
 		d.onPrepare = func(context.Context, Binding) error {
@@ -96,7 +96,7 @@ func TestPublishPreparesEachTopicOnce(t *testing.T) {
 
 // A topic that is deleted is prepared anew before the next attempt (F04).
 func TestPublishPreparesAgainAfterAFailure(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		d.onSend = func(_ context.Context, n int, _ []Message) error {
 			if n == 2 {
@@ -117,7 +117,7 @@ func TestPublishPreparesAgainAfterAFailure(t *testing.T) {
 }
 
 func TestPublishRetriesOnlyWhatFailed(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		var attempts [][]string
 		d.onSend = func(_ context.Context, n int, batch []Message) error {
@@ -197,7 +197,7 @@ func TestPublishErrors(t *testing.T) {
 		"unknown, then rejected":   {errCut, entries(errRejected), OutcomeUnknown, nil, "1 of 3", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				d := newFake(confirming())
 				d.onSend = func(_ context.Context, n int, _ []Message) error {
 					if n == 1 {
@@ -263,7 +263,7 @@ func TestPublishRefusesLargePayloadsBeforeSending(t *testing.T) { // P07
 
 // P08: a broker that does not answer at all.
 func TestPublishReturnsByItsDeadline(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		d.onSend = func(ctx context.Context, _ int, _ []Message) error { <-ctx.Done(); return ctx.Err() }
 		p, _ := newTestPublisher(t, d, PublisherConfig{})
@@ -289,7 +289,7 @@ func TestPublishReturnsByItsDeadline(t *testing.T) {
 }
 
 func TestPublishAfterClose(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		d.onSend = func(context.Context, int, []Message) error { time.Sleep(5 * time.Second); return nil }
 		p, _ := newTestPublisher(t, d, PublisherConfig{})
@@ -323,7 +323,7 @@ func TestPublishAfterClose(t *testing.T) {
 }
 
 func TestPublishWithAClosedDriver(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		_ = d.Close(t.Context())
 		p, _ := newTestPublisher(t, d, PublisherConfig{})

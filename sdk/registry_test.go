@@ -79,8 +79,8 @@ func TestRegistryNeverShowsCredentials(t *testing.T) {
 	var r Registry
 	err := r.Add("amqp", func(_ context.Context, u *url.URL) (Driver, error) {
 		password, _ := u.User.Password()
-		return nil, fmt.Errorf("dial %s (%s, %v, %q, user info %v, host %v, path %v, query %v, fragment %v, user %v, password %s): %w",
-			u.String(), u.Redacted(), *u, u, u.User, u.Host, u.Path, u.RawQuery, u.Fragment, known(u), password, wrapped)
+		return nil, fmt.Errorf("dial %s (%s, %v, %q, user info %v, host %v, path %v, query %v, fragment %v, user %v, password %s %s): %w",
+			u.String(), u.Redacted(), *u, u, u.User, u.Host, u.Path, u.RawQuery, u.Fragment, known(u), password, u.Query().Get("password"), wrapped)
 	})
 	if err != nil {
 		t.Fatal(err)

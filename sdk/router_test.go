@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -92,7 +93,7 @@ func TestRouterEndsLoseNothing(t *testing.T) {
 	for name, stop := range stops() {
 		for _, under := range []string{"plain", "sdk.Run"} {
 			t.Run(name+"/"+under, func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
 					m := newMill(t, 5*time.Second)
 					m.d.putIDs("in", "g", ids(400)...) // more than the window
 					ctx, cancel := context.WithCancel(t.Context())
@@ -149,7 +150,7 @@ func TestASignalWhileMessagesFlow(t *testing.T) {
 
 // L05: publishing to the topic that is being handled, from inside the handler, window full.
 func TestPublishingToTheTopicBeingHandled(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, newFake(confirming()), SubscriberConfig{MaxInFlight: 1})
 		pub, _ := newTestPublisher(t, r.d, PublisherConfig{})
 		router := newRouter(t)
@@ -176,7 +177,7 @@ func TestPublishingToTheTopicBeingHandled(t *testing.T) {
 }
 
 func TestAHandlerThatFailsIsRetried(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, newFake(confirming()), SubscriberConfig{})
 		router := newRouter(t)
 		var attempts []int

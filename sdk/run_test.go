@@ -63,7 +63,7 @@ func TestRunParksForeignMessages(t *testing.T) {
 		"Handler.Stop": func(f *foreign, _ context.CancelFunc) { f.handler.Stop() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				f := newForeign(t, 5*time.Second)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
@@ -94,7 +94,7 @@ func TestRunParksForeignMessages(t *testing.T) {
 
 // A failed foreign message is sent again at once by GoChannel: while stopping that copy is parked.
 func TestRunDoesNotSpinOnANackedForeignMessage(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		router, calls := newRouter(t), atomic.Int64{}
 		channel := gochannel.NewGoChannel(gochannel.Config{}, watermill.NopLogger{})
 		router.AddConsumerHandler("f", "in", channel, func(*message.Message) error {
@@ -120,7 +120,7 @@ func TestRunDoesNotSpinOnANackedForeignMessage(t *testing.T) {
 
 // A foreign handler that hangs holds Run up for DrainTimeout and the router's own CloseTimeout, not longer.
 func TestRunIsBounded(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		router, err := message.NewRouter(message.RouterConfig{CloseTimeout: time.Second}, watermill.NopLogger{})
 		if err != nil {
 			t.Fatal(err)
@@ -152,7 +152,7 @@ func TestRunIsBounded(t *testing.T) {
 // Two handlers share a publisher, one of them ours and idle, one slow: the publisher must not close with the idle one's
 // channel.
 func TestRunKeepsASharedPublisherOpen(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		quick := newRig(t, newFake(confirming()), SubscriberConfig{})
 		slow := newRig(t, quick.d, SubscriberConfig{})
 		channel := gochannel.NewGoChannel(gochannel.Config{}, watermill.NopLogger{})
@@ -194,7 +194,7 @@ func TestRunKeepsASharedPublisherOpen(t *testing.T) {
 
 // A subscriber that Run was not given drains when the router closes it.
 func TestRunWithASubscriberItWasNotGiven(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		m := newMill(t, 5*time.Second)
 		m.d.putIDs("in", "g", ids(300)...)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -212,7 +212,7 @@ func TestRunWithASubscriberItWasNotGiven(t *testing.T) {
 }
 
 func TestRunOurAndForeignTogether(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		f := newForeign(t, 3*time.Second)
 		ours := newRig(t, f.d, SubscriberConfig{})
 		var handled atomic.Int64

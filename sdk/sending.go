@@ -90,9 +90,6 @@ func failures(batch []Message, err error) ([]Message, Outcome, error) {
 			kind, worst = k, e
 		}
 	}
-	if oe, ok := errors.AsType[*OutcomeError](worst); ok && error(oe) == worst && oe.Err != nil {
-		worst = oe.Err // publishError names the kind
-	}
 	return left, kind, worst
 }
 

@@ -33,7 +33,7 @@ func TestSettleOutcomes(t *testing.T) {
 		"ack unsupported once":  {SettleConfirmed, []error{entry(ErrUnsupported)}, nil, SettleOutcomeConfirmed, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				d := newFake(Capabilities{Settle: c.boundary})
 				d.onSettle = func(_ context.Context, n int, _ []Settlement) (error, bool) {
 					if n <= len(c.answers) {
@@ -67,7 +67,7 @@ func TestSettleOutcomes(t *testing.T) {
 }
 
 func TestSettlementsAreBatchedWhileTheDriverIsBusy(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		var sizes []int
 		d.onSettle = func(_ context.Context, _ int, batch []Settlement) (error, bool) {
@@ -90,7 +90,7 @@ func TestSettlementsAreBatchedWhileTheDriverIsBusy(t *testing.T) {
 
 // A broker that accepts and never answers: each call has its deadline, and when the broker wakes up all is settled (F03).
 func TestSettleNeverAnswers(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		var stalled atomic.Bool
 		stalled.Store(true)
@@ -126,7 +126,7 @@ func TestSettleNeverAnswers(t *testing.T) {
 
 // A source that cannot settle at all is given up, so that the broker gets its deliveries back.
 func TestASourceThatDoesNotSettleIsReplaced(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		d.onSettle = func(_ context.Context, n int, _ []Settlement) (error, bool) { return errCut, n <= settleTries }
 		r := subscribed(t, d, SubscriberConfig{})
@@ -150,7 +150,7 @@ func TestASourceThatDoesNotSettleIsReplaced(t *testing.T) {
 
 // Single acks that the broker refuses are left to it: their neighbours go on, until half the window is lost that way.
 func TestStrandedAcksDoNotDisturbNeighbours(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		d.onSettle = func(_ context.Context, _ int, batch []Settlement) (error, bool) {
 			entries := map[int]error{}
@@ -171,7 +171,7 @@ func TestStrandedAcksDoNotDisturbNeighbours(t *testing.T) {
 		}
 		r.next().Ack()
 		synctest.Wait()
-		if len(r.rec.of(EventSourceLost)) != 1 || contextCause(neighbour) != ErrDeliveryLost {
+		if len(r.rec.of(EventSourceLost)) != 1 || !errors.Is(contextCause(neighbour), ErrDeliveryLost) {
 			t.Errorf("three of six did not: %v", contextCause(neighbour))
 		}
 		d.onSettle = nil
@@ -182,7 +182,7 @@ func TestStrandedAcksDoNotDisturbNeighbours(t *testing.T) {
 
 // With a lease the broker takes stranded deliveries back by itself.
 func TestStrandedAcksOfALeasingSourceAreLeftToIt(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(lending())
 		d.onSettle = func(context.Context, int, []Settlement) (error, bool) {
 			return &BatchError{Entries: map[int]error{0: &OutcomeError{Kind: OutcomePermanent, Err: errCut}}}, true
@@ -202,7 +202,7 @@ func TestStrandedAcksOfALeasingSourceAreLeftToIt(t *testing.T) {
 }
 
 func TestSettlementOfALostSourceIsReportedOnce(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		d.onSettle = func(ctx context.Context, n int, _ []Settlement) (error, bool) {
 			if n == 1 {

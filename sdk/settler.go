@@ -208,7 +208,8 @@ func (s *subscription) settleFailed(e *inflight, err error, wholeCall bool) {
 		return
 	}
 	e.tries++
-	if e.tries < settleTries && !(isRefusal(err) && e.settlement.Verdict != Ack) && OutcomeOf(err) != OutcomePermanent {
+	final := OutcomeOf(err) == OutcomePermanent || (isRefusal(err) && e.settlement.Verdict != Ack)
+	if e.tries < settleTries && !final {
 		e.again = false
 		e.session.timers.set(e, time.Now().Add(s.cfg().Backoff.Delay(e.tries)))
 		return

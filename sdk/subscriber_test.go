@@ -20,12 +20,6 @@ func TestMain(m *testing.M) {
 		"github.com/ThreeDotsLabs/watermill/message.(*Router).watchAllHandlersStopped.func1"))
 }
 
-// bubble runs a test in virtual time.
-func bubble(t *testing.T, f func(t *testing.T)) {
-	t.Helper()
-	synctest.Test(t, f)
-}
-
 // rig is a subscriber over a fake.
 type rig struct {
 	t   *testing.T
@@ -102,7 +96,7 @@ func confirming() Capabilities {
 }
 
 func TestHandsOutInOrderAndSettles(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		r := subscribed(t, d, SubscriberConfig{})
 		want := []string{"a", "b", "c", "d"}
@@ -141,7 +135,7 @@ func TestHandsOutInOrderAndSettles(t *testing.T) {
 }
 
 func TestCloseFromTenGoroutinesAtOnce(t *testing.T) { // L01
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		r := subscribed(t, d, SubscriberConfig{})
 		d.putIDs("t", "g", "a")
@@ -205,8 +199,11 @@ func TestLimits(t *testing.T) {
 		want Limits
 	}{
 		"nothing known": {Capabilities{}, SubscriberConfig{}, Limits{MaxInFlight: 256}},
-		"all known": {Capabilities{Lease: time.Minute, Horizon: time.Hour}, SubscriberConfig{MaxInFlight: 3, Lease: time.Second},
-			Limits{MaxInFlight: 3, Lease: time.Second, Horizon: time.Hour}},
+		"all known": {
+			Capabilities{Lease: time.Minute, Horizon: time.Hour},
+			SubscriberConfig{MaxInFlight: 3, Lease: time.Second},
+			Limits{MaxInFlight: 3, Lease: time.Second, Horizon: time.Hour},
+		},
 		"default lease": {Capabilities{Lease: time.Minute}, SubscriberConfig{}, Limits{MaxInFlight: 256, Lease: 30 * time.Second}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -218,7 +215,7 @@ func TestLimits(t *testing.T) {
 }
 
 func TestSubscribeSurfacesErrors(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		broken := errors.New("no such exchange")
 		d := newFake(confirming())
 		d.onPrepare = func(context.Context, Binding) error { return broken }
@@ -242,7 +239,7 @@ func TestSubscribeSurfacesErrors(t *testing.T) {
 }
 
 func TestStopInterruptsSubscribe(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		d.onOpen = func(ctx context.Context, _ int) error { <-ctx.Done(); return ctx.Err() }
 		r := newRig(t, d, SubscriberConfig{})
@@ -261,7 +258,7 @@ func TestStopInterruptsSubscribe(t *testing.T) {
 }
 
 func TestBindingCarriesTheConfiguration(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		d := newFake(confirming())
 		r := subscribed(t, d, SubscriberConfig{MaxInFlight: 7, Lease: 9 * time.Second, VerifyOnly: true})
 		want := Binding{Topic: "t", Group: "g", Window: 7, Lease: 9 * time.Second}
