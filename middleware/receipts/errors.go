@@ -1,14 +1,9 @@
 package receipts
 
 import (
-	"errors"
 	"fmt"
 	"time"
 )
-
-// ErrBudgetEnded: TxOptions.Budget ended before COMMIT was sent. The transaction is rolled back and its lock released;
-// nothing of it is committed.
-var ErrBudgetEnded = errors.New("the transaction's budget ended")
 
 // classedError carries a class that the cause alone does not tell: a deadline says nothing about what was waited for.
 type classedError struct {

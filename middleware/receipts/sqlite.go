@@ -166,7 +166,11 @@ func awaitLock(ctx context.Context, begin func(ctx context.Context) error, aband
 		return cancel, nil
 	}
 	result := make(chan error, 1)
-	go func() { result <- begin(inner) }()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		result <- begin(inner)
+	}()
 	select {
 	case err := <-result:
 		if err != nil {
@@ -178,7 +182,7 @@ func awaitLock(ctx context.Context, begin func(ctx context.Context) error, aband
 	case <-ctx.Done():
 		cancel() // a driver that listens gives up at once, the others when busy_timeout has passed
 		go func() {
-			<-result
+			<-ended
 			abandon()
 		}()
 		return nil, lockWaitError(ctx.Err())

@@ -47,8 +47,8 @@ func TestCheckAccepts(t *testing.T) {
 					t.Errorf("Check with a pool of %d: %+v", pool, info)
 				}
 			}
-			if max := db.Stats().MaxOpenConnections; max != pool {
-				t.Errorf("Check left the pool at %d, it was %d", max, pool)
+			if most := db.Stats().MaxOpenConnections; most != pool {
+				t.Errorf("Check left the pool at %d, it was %d", most, pool)
 			}
 			wantFreeLock(t, db)
 			for range 2 { // both connections of the probe

@@ -3,6 +3,7 @@ package receipts_test
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -46,7 +47,7 @@ func TestOutputs(t *testing.T) {
 			t.Errorf("before the commit: %d outputs, %v", len(visible), err)
 		}
 		must(t, tx.Commit(t.Context()))
-		stored := append(first, second...)
+		stored := slices.Concat(first, second)
 		for i := range stored {
 			want := outputs[i]
 			want.Nonce, want.Position = tx.Nonce(), i

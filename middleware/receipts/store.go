@@ -28,6 +28,9 @@ var (
 	// ErrTxEnded: the transaction was ended by someone else than the store before Commit: the handler committed, rolled
 	// back, executed COMMIT as text, or let an error end it. No marker was written.
 	ErrTxEnded = errors.New("the transaction was ended inside the handler")
+	// ErrBudgetEnded: TxOptions.Budget ended before COMMIT was sent. The transaction is rolled back and its lock released;
+	// nothing of it is committed. A handler that was still running saw sql.ErrTxDone, or what its client says instead.
+	ErrBudgetEnded = errors.New("the transaction's budget ended")
 	// ErrSchemaMissing: the tables are not there; run Migrate, or the printed SQL files.
 	ErrSchemaMissing = errors.New("receipt tables are missing")
 	// ErrSchemaNewer: the tables were made by a newer version than this one can run on.
@@ -49,6 +52,7 @@ type Store[T any] interface {
 	// old session is known to have ended. An error means undecided.
 	Resolve(ctx context.Context, nonce Nonce) (committed bool, err error)
 	// Unsent lists stored outputs that are not marked as sent, oldest first, in commit order as far as the clock tells.
+	// Those that go through the router, and those of a torn receipt, are left out.
 	Unsent(ctx context.Context, q UnsentQuery) ([]Output, error)
 	// Outputs lists all outputs stored with one receipt, sent or not, in their order.
 	Outputs(ctx context.Context, scope string, key []byte) ([]Output, error)
@@ -69,8 +73,9 @@ type Tx[T any] interface {
 	// Nonce names this transaction in its receipts, outputs and marker.
 	Nonce() Nonce
 	// Claim inserts a receipt for each claim, all in one statement, in key order, and answers in the order of the claims.
-	// A receipt that was there before is returned, not touched. Claims of one call must be distinct. An error leaves
-	// nothing claimed once the transaction is rolled back.
+	// A receipt that was there before is returned, not touched; one that this transaction claimed earlier is ClaimHeld, with
+	// this transaction's nonce. Claims of one call must be distinct. An error leaves nothing claimed once the transaction is
+	// rolled back. More claims than the database takes in one statement are inserted by several, in key order.
 	Claim(ctx context.Context, claims []Claim) ([]ClaimResult, error)
 	// AddOutputs stores messages to be sent after the commit. The store sets Nonce and Position, continuing from earlier
 	// calls of the same transaction, and returns the outputs as stored.
@@ -78,7 +83,7 @@ type Tx[T any] interface {
 	// Divert stores dead letters. A dead letter that is there already (same scope, key and fingerprint) is left alone.
 	Divert(ctx context.Context, letters []DeadLetter) error
 	// Commit writes the marker, on the condition that every fresh claim is still there, and commits. nil: durable.
-	// ErrTxEnded: see there. ErrCommitUnknown: see there. Any other error: nothing is committed. After Commit the
+	// ErrTxEnded, ErrCommitUnknown: see there. ErrBudgetEnded and any other error: nothing is committed. After Commit the
 	// connection is back in the pool in a clean state, or closed.
 	Commit(ctx context.Context) error
 	// Rollback undoes the transaction. After Commit it does nothing. It never blocks on a handler's statement for longer
