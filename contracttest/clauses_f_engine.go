@@ -24,7 +24,7 @@ func engineFaultClauses() []Clause {
 }
 
 func checkF01(ctx context.Context, e *Env) error {
-	g, err := e.engine(ctx, 2, nil)
+	g, err := e.engine(ctx, 1, nil) // a full window must not keep it from seeing the cut
 	if err != nil {
 		return err
 	}

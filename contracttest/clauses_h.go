@@ -156,5 +156,5 @@ func checkH01Payload(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(same(d, msgs[0]), m.ack(ctx, d))
+	return same(d, msgs[0]) // how long a large payload took is not the subject: it is not acked
 }

@@ -16,7 +16,7 @@ import (
 // memoryHarness is the reference: the memory driver with every hook that one process can offer.
 func memoryHarness() contracttest.Harness {
 	broker := "contract"
-	net := memory.NewNetwork(memory.Options{Lease: 2 * time.Second, Horizon: time.Hour, MaxPayload: 2 << 20})
+	net := memory.NewNetwork(memory.Options{Lease: 3 * time.Second, Horizon: time.Hour, MaxPayload: 2 << 20})
 	b := net.Broker(broker)
 	return contracttest.Harness{
 		Name:     "memory",

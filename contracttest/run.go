@@ -11,9 +11,11 @@ import (
 )
 
 // clauseTime bounds one clause, in units of the harness's patience; hangGrace is what a clause gets to notice it.
+// bubbleTime bounds, in real time, one that runs in a bubble.
 const (
 	clauseTime = 12
 	hangGrace  = 10 * time.Second
+	bubbleTime = 2 * time.Minute
 )
 
 // Run checks every clause in a subtest of its own. A clause that is not run is a skip that names what is missing; a
@@ -91,6 +93,11 @@ func examine(t *testing.T, h Harness, c Clause) (res Result) {
 	t.Helper()
 	start := time.Now()
 	if h.Bubble {
+		// Virtual time stands still while a goroutine waits for a mutex, so no deadline inside ends a deadlock over one.
+		watchdog := time.AfterFunc(bubbleTime, func() {
+			panic(fmt.Sprintf("clause %s over %s made no progress in a bubble for %s: run it without", c.ID, h.Name, bubbleTime))
+		})
+		defer watchdog.Stop()
 		synctest.Test(t, func(t *testing.T) {
 			res = runClause(t.Context(), h, c, true)
 			outlast()

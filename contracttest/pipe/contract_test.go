@@ -158,7 +158,7 @@ func (p *parent) killConsumer(ctx context.Context, topic, group string, n int) e
 }
 
 func TestContract(t *testing.T) {
-	rep := contracttest.Check(t.Context(), newParent(t, memory.Options{Lease: 2 * time.Second, MaxPayload: 2 << 20}).harness())
+	rep := contracttest.Check(t.Context(), newParent(t, memory.Options{Lease: 3 * time.Second, MaxPayload: 1 << 20}).harness())
 	t.Log("\n" + rep.String())
 	if !rep.OK() {
 		t.Errorf("failed: %q", rep.IDs(contracttest.Failed))
