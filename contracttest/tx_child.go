@@ -187,12 +187,14 @@ func (e *txEnv[T]) spawn(ctx context.Context, p childPlan) (*child, error) {
 
 // killed waits for the child's death and fails unless it came from SIGKILL: the proof that the point was reached.
 func (c *child) killed(ctx context.Context, patience time.Duration) error {
-	err, ended := c.wait(ctx, patience)
+	ended, err := c.wait(ctx, patience)
 	switch {
 	case !ended:
 		return fmt.Errorf("the child did not reach its point within %s", patience)
-	case err == nil || !strings.Contains(err.Error(), "signal: killed"):
-		return fmt.Errorf("the child ended with %v instead of being killed: %s", err, c.words())
+	case err == nil:
+		return fmt.Errorf("the child ended in order instead of being killed: %s", c.words())
+	case !strings.Contains(err.Error(), "signal: killed"):
+		return fmt.Errorf("the child was not killed: %w: %s", err, c.words())
 	default:
 		return nil
 	}
@@ -201,7 +203,7 @@ func (c *child) killed(ctx context.Context, patience time.Duration) error {
 // finish tells the child to stop and waits until it did, in order.
 func (c *child) finish(ctx context.Context, patience time.Duration) error {
 	_ = c.stdin.Close() // fails where the child is dead, which the exit tells
-	err, ended := c.wait(ctx, patience)
+	ended, err := c.wait(ctx, patience)
 	if !ended {
 		return fmt.Errorf("the child did not stop within %s", patience)
 	}
@@ -211,16 +213,16 @@ func (c *child) finish(ctx context.Context, patience time.Duration) error {
 	return nil
 }
 
-func (c *child) wait(ctx context.Context, patience time.Duration) (exit error, ended bool) {
+func (c *child) wait(ctx context.Context, patience time.Duration) (ended bool, exit error) {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {
 	case err := <-c.exited:
-		return err, true
+		return true, err
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	return nil, false
+	return false, nil
 }
 
 // words gives what the child wrote to standard error, once it is dead.

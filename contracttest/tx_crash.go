@@ -104,7 +104,11 @@ func (e *txEnv[T]) killedAt(ctx context.Context, missing int64, deaths ...death)
 		if err := e.asCommitted(ctx, done); err != nil {
 			return fmt.Errorf("killed %s of message %d: %w", d.at, d.nth, err)
 		}
-		if err := e.recover(ctx, ids[d.nth-1], ids[2]); err != nil {
+		replayed, err := e.recover(ctx, ids[d.nth-1], ids[2])
+		if err == nil && replayed != uint64(1-missing) {
+			err = fmt.Errorf("%d deliveries counted as replayed, want %d", replayed, 1-missing)
+		}
+		if err != nil {
 			return fmt.Errorf("killed %s of message %d: %w", d.at, d.nth, err)
 		}
 		all = append(all, ids...)
@@ -122,28 +126,28 @@ func (e *txEnv[T]) asCommitted(ctx context.Context, done []string) error {
 }
 
 // recover starts a healthy consumer after one message has killed another. It waits until that message, with a token it
-// did not have before, and the last one sent are acked, and stops.
-func (e *txEnv[T]) recover(ctx context.Context, victim, last string) error {
+// did not have before, and the last one sent are acked, and stops. It returns how many deliveries counted as replayed.
+func (e *txEnv[T]) recover(ctx context.Context, victim, last string) (replayed uint64, err error) {
 	died := e.w.tokens(victim)
 	acks := e.w.ackCount(victim)
 	c, err := e.consume(ctx, plan[T]{})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if err := e.ackedTimes(ctx, victim, acks+1); err != nil {
-		return fmt.Errorf("the victim's redelivery: %w", err)
+		return 0, fmt.Errorf("the victim's redelivery: %w", err)
 	}
 	if err := e.ackedTimes(ctx, last, 1); err != nil {
-		return fmt.Errorf("the victim's neighbour: %w", err)
+		return 0, fmt.Errorf("the victim's neighbour: %w", err)
 	}
 	tokens := e.w.tokens(victim)
 	if len(tokens) <= len(died) || tokens[len(tokens)-1] == died[len(died)-1] {
-		return errors.New("the victim was not handed out again with a new token")
+		return 0, errors.New("the victim was not handed out again with a new token")
 	}
 	if err := e.quiet(ctx); err != nil {
-		return err
+		return 0, err
 	}
-	return c.stop()
+	return c.m.Report().Replayed, c.stop()
 }
 
 // ackAnswerLost loses acks on their way to the broker, and answers on their way back, together with the connection.
@@ -289,7 +293,11 @@ func endedAndKilled[T any](ctx context.Context, e *txEnv[T]) error {
 			return fmt.Errorf("handler ends with %s: %w", how, err)
 		}
 		all = append(all, ids...)
-		if err := e.recover(ctx, ids[1], ids[2]); err != nil {
+		replayed, err := e.recover(ctx, ids[1], ids[2])
+		if err == nil && replayed > 0 {
+			err = errors.New("a receipt that proves nothing passed for a replay")
+		}
+		if err != nil {
 			return fmt.Errorf("handler ended with %s: %w", how, err)
 		}
 		if how != EndRollback {
