@@ -1,6 +1,7 @@
 package sdk
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -130,6 +131,12 @@ func (r reporter) report(events ...Event) {
 	}
 }
 
+// expected tells what belongs to a fault that is reported elsewhere, or that is tried again.
+func (e Event) expected() bool {
+	late := e.Kind == EventSettled && errors.Is(e.Err, ErrDeliveryLost)
+	return late || e.Kind == EventPublishRetried || e.Kind == EventOpenFailed
+}
+
 func (r reporter) log(e Event) {
 	if e.Err == nil && e.Kind != EventDrainTimeout && e.Kind != EventAbandoned {
 		return
@@ -147,7 +154,7 @@ func (r reporter) log(e Event) {
 	if e.Verdict != 0 {
 		fields["verdict"] = e.Verdict.String()
 	}
-	if e.Kind == EventHeld || e.Kind == EventPublishRetried || e.Kind == EventOpenFailed {
+	if e.expected() {
 		fields["err"] = fmt.Sprint(e.Err)
 		r.logger.Info("Delivery engine: "+e.Kind.String(), fields)
 		return
