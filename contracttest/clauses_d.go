@@ -32,8 +32,10 @@ func deliveryClauses() []Clause {
 		{ID: "D04", Name: "delayed requeue", Text: textD04, Capability: "delayed-requeue", Check: checkD04},
 		{ID: "D06", Name: "closed source", Text: textD06, Capability: "redelivers", Check: checkD06},
 		{ID: "D06/driver", Name: "closed driver", Text: textD06, Capability: "redelivers", Check: checkD06Driver},
-		{ID: "D06/kill", Name: "killed consumer", Text: textD06, Capability: "redelivers", Hooks: []string{"KillConsumer"},
-			Check: checkD06Kill},
+		{
+			ID: "D06/kill", Name: "killed consumer", Text: textD06, Capability: "redelivers", Hooks: []string{"KillConsumer"},
+			Check: checkD06Kill,
+		},
 		{ID: "D10", Name: "window", Text: textD10, Check: checkD10},
 		{ID: "D10/broker", Name: "window at the broker", Text: textD10, Hooks: []string{"Unsettled"}, Check: checkD10Broker},
 		{ID: "D11", Name: "lease", Text: textD11, Capability: "lease", Check: checkD11},

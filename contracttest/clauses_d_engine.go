@@ -22,8 +22,10 @@ func engineClauses() []Clause {
 		{ID: "D05", Name: "no hot loop", Text: textD05, Check: checkD05},
 		{ID: "D12", Name: "lost delivery cancels", Text: textD12, Hooks: []string{"Cut"}, Check: checkD12},
 		{ID: "D16", Name: "poison path", Text: textD16, Hooks: []string{"Undecodable"}, Check: checkD16},
-		{ID: "D16/reject", Name: "poison rejected", Text: textD16, Capability: "reject", Hooks: []string{"Undecodable"},
-			Check: checkD16Reject},
+		{
+			ID: "D16/reject", Name: "poison rejected", Text: textD16, Capability: "reject", Hooks: []string{"Undecodable"},
+			Check: checkD16Reject,
+		},
 	}
 }
 

@@ -26,13 +26,19 @@ func settleClauses() []Clause {
 		{ID: "D08/cut", Name: "ack after a cut", Text: textD08, Capability: "redelivers", Hooks: []string{"Cut"}, Check: checkD08Cut},
 		{ID: "D09", Name: "any order", Text: textD09, Capability: "redelivers", Check: checkD09},
 		{ID: "D13", Name: "reject", Text: textD13, Capability: "reject", Check: checkD13},
-		{ID: "D13/dead-letter", Name: "dead-letter path", Text: textD13, Capability: "reject", Hooks: []string{"DeadLetterTopic"},
-			Check: checkD13DeadLetter},
+		{
+			ID: "D13/dead-letter", Name: "dead-letter path", Text: textD13, Capability: "reject", Hooks: []string{"DeadLetterTopic"},
+			Check: checkD13DeadLetter,
+		},
 		{ID: "D14", Name: "failed settlement named", Text: textD14, Check: checkD14},
-		{ID: "D14/broker", Name: "confirmed is settled", Text: textD14, Capability: "settle-confirmed", Hooks: []string{"Unsettled"},
-			Check: checkD14Broker},
-		{ID: "D14/stall", Name: "no answer, not confirmed", Text: textD14, Capability: "settle-confirmed", Hooks: []string{"Stall"},
-			Check: checkD14Stall},
+		{
+			ID: "D14/broker", Name: "confirmed is settled", Text: textD14, Capability: "settle-confirmed", Hooks: []string{"Unsettled"},
+			Check: checkD14Broker,
+		},
+		{
+			ID: "D14/stall", Name: "no answer, not confirmed", Text: textD14, Capability: "settle-confirmed", Hooks: []string{"Stall"},
+			Check: checkD14Stall,
+		},
 	}
 }
 

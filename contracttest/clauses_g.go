@@ -20,8 +20,10 @@ func groupClauses() []Clause {
 		{ID: "G01", Name: "members share", Text: textG01, Check: checkG01},
 		{ID: "G02", Name: "every group", Text: textG02, Capability: "groups", Check: checkG02},
 		{ID: "G03", Name: "join and leave under load", Text: textG03, Capability: "redelivers", Check: checkG03},
-		{ID: "G03/kill", Name: "member killed under load", Text: textG03, Capability: "redelivers", Hooks: []string{"KillConsumer"},
-			Check: checkG03Kill},
+		{
+			ID: "G03/kill", Name: "member killed under load", Text: textG03, Capability: "redelivers", Hooks: []string{"KillConsumer"},
+			Check: checkG03Kill,
+		},
 	}
 }
 
@@ -72,7 +74,7 @@ func (c *crew) step(ctx context.Context, m *member) error {
 	}
 	for i, d := range got {
 		if i > 0 && ctx.Err() != nil {
-			return nil // leaves with what is unsettled
+			break // leaves with what is unsettled
 		}
 		if err := m.ack(context.WithoutCancel(ctx), d); err != nil {
 			return err

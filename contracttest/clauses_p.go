@@ -93,7 +93,13 @@ func samples(e *Env, maxPayload int) []sdk.Message {
 		many[fmt.Sprintf("key-%d", i)] = fmt.Sprintf("value %d", i)
 	}
 	payloads := [][]byte{
-		nil, {}, {7}, {0}, {0, 0, 'a', 0}, {0xff, 0xfe, 0xc3, 0x28}, []byte("{\"a\": 'not quite JSON'"), []byte("line\r\nline\n"),
+		nil,
+		{},
+		{7},
+		{0},
+		{0, 0, 'a', 0},
+		{0xff, 0xfe, 0xc3, 0x28},
+		[]byte("{\"a\": 'not quite JSON'"), []byte("one\r\ntwo\n"),
 		bytes.Repeat([]byte{0, 1, 0xfe, 0xff}, large/4),
 	}
 	metadata := []map[string]string{

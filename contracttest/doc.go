@@ -10,3 +10,5 @@
 //
 // An id with a suffix, such as D06/kill, is a further check of the same clause, which needs more than the plain one.
 package contracttest
+
+//go:generate go run ./internal/gendocs ../docs/contract.md

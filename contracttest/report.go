@@ -73,7 +73,7 @@ func (r Report) String() string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 4, 2, ' ', 0)
 	for _, res := range r.Results {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", res.ID, res.Status, res.Duration.Round(time.Millisecond), remark(res))
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", res.ID, res.Status, res.Duration.Round(time.Millisecond), remark(res))
 	}
 	_ = w.Flush() // a strings.Builder takes everything
 	fmt.Fprintf(&b, "%s: %d passed, %d failed, %d not run, %d waived in %s\n", r.Harness,

@@ -74,8 +74,15 @@ func handlerEnds[T any](ctx context.Context, e *txEnv[T]) error {
 // atMostOnce kills at every point of the two transactions of that mode.
 func atMostOnce[T any](ctx context.Context, e *txEnv[T]) error {
 	deaths := []death{
-		{atBegun, 1}, {atClaimed, 1}, {atBeforeCommit, 1}, {atAfterCommit, 1},
-		{atBegun, 2}, {atBeforeCommit, 2}, {atAfterCommit, 2}, {atBeforeAck, 1}, {atAfterAck, 1},
+		{atBegun, 1},
+		{atClaimed, 1},
+		{atBeforeCommit, 1},
+		{atAfterCommit, 1},
+		{atBegun, 2},
+		{atBeforeCommit, 2},
+		{atAfterCommit, 2},
+		{atBeforeAck, 1},
+		{atAfterAck, 1},
 	}
 	got, err := e.killedAnywhere(ctx, idempotency.AtMostOnce, deaths)
 	if err != nil {

@@ -323,8 +323,11 @@ func TestHostileFrames(t *testing.T) {
 	for name, frame := range frames {
 		t.Run(name, func(t *testing.T) {
 			near, far := net.Pipe()
-			served := make(chan error, 1)
-			go func() { served <- pipe.NewServer(&scripted{}, 0).ServeConn(t.Context(), far) }()
+			served := make(chan struct{})
+			go func() {
+				defer close(served)
+				_ = pipe.NewServer(&scripted{}, 0).ServeConn(t.Context(), far)
+			}()
 			_, _ = near.Write(frame) // the other side may hang up in the middle
 			_ = near.Close()
 			select {

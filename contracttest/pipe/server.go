@@ -279,7 +279,7 @@ func (s *served) receive(ctx context.Context, limit, frame int) ([]sdk.Delivery,
 	if len(s.kept) == 0 {
 		poll, cancel := context.WithTimeout(ctx, pollTime)
 		defer cancel()
-		got, err := s.Source.Receive(poll, limit)
+		got, err := s.Receive(poll, limit)
 		if err != nil && poll.Err() != nil && errors.Is(err, poll.Err()) && ctx.Err() == nil {
 			err = nil // only the poll is over
 		}

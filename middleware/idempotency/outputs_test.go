@@ -451,12 +451,21 @@ func TestOutputsThroughTheRouter(t *testing.T) {
 		}
 	}
 
+	e.store.mu.Lock()
+	other := e.store.outputs[0] // left by a configuration with Config.Outputs: the relay's
+	other.ViaRouter, other.Position = false, 9
+	e.store.outputs = append(e.store.outputs, other)
+	e.store.mu.Unlock()
+	if produced, err := h(order("u-1")); err != nil || len(produced) != 2 {
+		t.Errorf("got %v, %v", produced, err)
+	}
+
 	e.store.onOutputs = func(int) error { return errGone }
 	msg, _ := withDelivery(order("u-1"))
 	if _, err := h(msg); !errors.Is(err, errGone) || IsFailure(err) {
 		t.Errorf("a replay that cannot read its outputs must come again: %v", err)
 	}
-	e.wantCounts(map[string]uint64{"Handled": 1, "Replayed": 2, "Returned": 1})
+	e.wantCounts(map[string]uint64{"Handled": 1, "Replayed": 3, "Returned": 1})
 }
 
 // T31 in part: what the publisher does with each kind of message.

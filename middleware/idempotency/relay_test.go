@@ -190,6 +190,10 @@ func TestRelayLeavesWhatIsBeingPublishedAtLeastOnce(t *testing.T) {
 			})
 		}
 		wg.Wait()
+		time.Sleep(15 * time.Second)
+		if got := pub.all(); len(got) != 2 {
+			e.Errorf("published %v: each sends its own", got)
+		}
 		time.Sleep(time.Minute)
 		if got := pub.all(); len(got) != 2 || got[0].uuid == got[1].uuid {
 			e.Errorf("published %v", got)
@@ -236,6 +240,17 @@ func TestRelaySendsItsOwnConsumersOutputs(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		if got := pub.all(); len(got) != 1 || got[0].uuid != "mine" {
 			e.Errorf("published %d, %v", len(got), got[:min(len(got), 3)])
+		}
+	})
+	relayed(t, withOutputs(pub), func(e *env) { // more of them than a look takes
+		for i := range relayPageMax + 1 {
+			e.store.stranded("a", fmt.Sprint(i), time.Now())
+			e.store.outputs[i].Scope = "8:shipping4:ship4:paid"
+		}
+		before := e.store.count("unsent")
+		time.Sleep(time.Minute)
+		if looks := e.store.count("unsent") - before; looks > 120 {
+			e.Errorf("%d looks in a minute", looks)
 		}
 	})
 	e := newEnv(t, func(c *Config, _ *fakeStore) { c.Scope = "all" })
