@@ -1,6 +1,7 @@
 package contracttest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -222,7 +223,7 @@ func nothingOpen[T any](ctx context.Context, e *txEnv[T]) error {
 	if err := e.send(ctx, ids[0]); err != nil {
 		return err
 	}
-	if err := e.freeWhileWaiting(ctx, failed); err != nil {
+	if err := e.freeWhileWaiting(ctx, failed, ids[0]); err != nil {
 		return fmt.Errorf("under the engine: %w", err)
 	}
 	if err := errors.Join(e.applied(ctx, ids[0]), e.quiet(ctx), c.stop()); err != nil {
@@ -242,7 +243,7 @@ func nothingOpen[T any](ctx context.Context, e *txEnv[T]) error {
 	if _, err := e.consume(ctx, foreign); err != nil {
 		return err
 	}
-	if err := e.freeWhileWaiting(ctx, failed); err != nil {
+	if err := e.freeWhileWaiting(ctx, failed, ids[1]); err != nil {
 		return fmt.Errorf("under GoChannel: %w", err)
 	}
 	if err := e.applied(ctx, ids[1]); err != nil {
@@ -268,8 +269,9 @@ func (e *txEnv[T]) failsOnce(p plan[T]) (plan[T], <-chan struct{}) {
 	return p, failed
 }
 
-// freeWhileWaiting begins transactions as a writer again and again during the wait for the retry.
-func (e *txEnv[T]) freeWhileWaiting(ctx context.Context, failed <-chan struct{}) error {
+// freeWhileWaiting begins transactions as a writer again and again during the wait for the retry, and sees that the failed
+// attempt left nothing.
+func (e *txEnv[T]) freeWhileWaiting(ctx context.Context, failed <-chan struct{}, id string) error {
 	select {
 	case <-failed:
 	case <-ctx.Done():
@@ -287,6 +289,9 @@ func (e *txEnv[T]) freeWhileWaiting(ctx context.Context, failed <-chan struct{})
 		cancel()
 		if err != nil {
 			return fmt.Errorf("another writer cannot begin while a message waits: %w", err)
+		}
+		if got, err := e.effects(ctx); err != nil || got[id] != 0 {
+			return fmt.Errorf("the failed attempt is committed while its message waits: %w", cmp.Or(err, errTooOften))
 		}
 	}
 	return nil

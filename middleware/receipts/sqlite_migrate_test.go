@@ -80,12 +80,9 @@ func TestMigrateConcurrently(t *testing.T) {
 
 const childEnv = "PENSTOCK_TEST_RECEIPTS_CHILD"
 
-// TestChild is the body of the child processes: it migrates and processes the same identities as its siblings.
-func TestChild(t *testing.T) {
-	path := os.Getenv(childEnv)
-	if path == "" {
-		t.Skip("hook: only runs as a child of TestProcesses")
-	}
+// beChild is the body of the child processes: it migrates and processes the same identities as its siblings.
+func beChild(t *testing.T, path string) {
+	t.Helper()
 	for _, d := range drivers(t) {
 		if d.name != os.Getenv(childEnv+"_DRIVER") {
 			continue
@@ -98,6 +95,10 @@ func TestChild(t *testing.T) {
 }
 
 func TestProcesses(t *testing.T) {
+	if path := os.Getenv(childEnv); path != "" {
+		beChild(t, path)
+		return
+	}
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
 		path := d.file(t)
 		db := d.open(t, path)
@@ -105,7 +106,7 @@ func TestProcesses(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 3 {
 			wg.Go(func() {
-				cmd := exec.Command(os.Args[0], "-test.run=^TestChild$", "-test.count=1")
+				cmd := exec.Command(os.Args[0], "-test.run=^TestProcesses$", "-test.count=1")
 				cmd.Env = append(os.Environ(), childEnv+"="+path, childEnv+"_DRIVER="+d.name)
 				if out, err := cmd.CombinedOutput(); err != nil {
 					t.Errorf("child: %v\n%s", err, out)
