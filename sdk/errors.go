@@ -15,7 +15,7 @@ var (
 	// ErrUnsupported: the broker does not have the ability asked for; its Capabilities say so.
 	ErrUnsupported = errors.New("not supported by this driver")
 	// ErrUnroutable: no queue takes the message.
-	ErrUnroutable = errors.New("no queue takes the message")
+	ErrUnroutable = errors.New("no queue takes the message: a group has to be prepared (subscribe) before the first send")
 	// ErrTooLarge: the payload is larger than Capabilities.MaxPayload.
 	ErrTooLarge = errors.New("payload is larger than the broker takes")
 )

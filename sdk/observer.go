@@ -14,6 +14,14 @@ type Observer interface {
 	Observe(Event)
 }
 
+// ObserverFunc makes an Observer of a function.
+type ObserverFunc func(Event)
+
+var _ Observer = ObserverFunc(nil)
+
+// Observe calls f.
+func (f ObserverFunc) Observe(e Event) { f(e) }
+
 // Event is one thing that happened. Fields that mean nothing for a kind are zero. It never holds a payload.
 type Event struct {
 	Kind  EventKind

@@ -120,8 +120,12 @@ func consume(ctx context.Context, db *sql.DB, msgs ...*message.Message) (done ou
 		return done, err
 	}
 	defer broker.Close(ctx)
-	settled := make(acks, len(msgs))
-	sub, err := sdk.NewSubscriber(broker, sdk.SubscriberConfig{Group: "counter", Observer: settled})
+	settled := make(chan sdk.Token, len(msgs))
+	sub, err := sdk.NewSubscriber(broker, sdk.SubscriberConfig{Group: "counter", Observer: sdk.ObserverFunc(func(e sdk.Event) {
+		if e.Kind == sdk.EventSettled && e.Verdict == sdk.Ack && e.Outcome == sdk.SettleOutcomeConfirmed {
+			settled <- e.Token
+		}
+	})})
 	if err != nil {
 		return done, err
 	}
@@ -170,15 +174,6 @@ func consume(ctx context.Context, db *sql.DB, msgs ...*message.Message) (done ou
 		}
 	}
 	return done, nil
-}
-
-// acks passes on the token of each delivery whose ack the broker confirmed.
-type acks chan sdk.Token
-
-func (a acks) Observe(e sdk.Event) {
-	if e.Kind == sdk.EventSettled && e.Verdict == sdk.Ack && e.Outcome == sdk.SettleOutcomeConfirmed {
-		a <- e.Token
-	}
 }
 
 func openDatabase(ctx context.Context, path string) (*sql.DB, error) {

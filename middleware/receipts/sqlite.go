@@ -44,7 +44,10 @@ var _ Store[*sql.Tx] = (*SQLite)(nil)
 const defaultPrefix = "penstock_"
 
 // NewSQLite makes a store of a handle, which stays the caller's. It does no I/O: see Check. An error means that an option
-// cannot work.
+// cannot work. Data source names that Check accepts, for a file:
+//
+//	modernc.org/sqlite          file:app.db?_txlock=immediate&_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)
+//	github.com/mattn/go-sqlite3 file:app.db?_txlock=immediate&_busy_timeout=5000&_journal_mode=WAL&_synchronous=FULL
 func NewSQLite(db *sql.DB, opts SQLiteOptions) (*SQLite, error) {
 	if db == nil {
 		return nil, errors.New("receipts: NewSQLite was given a nil *sql.DB: open one with a SQLite driver")
