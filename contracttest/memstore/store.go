@@ -226,7 +226,7 @@ type transaction struct {
 var _ receipts.Tx[*Tx] = (*transaction)(nil)
 
 // Tx gives what a handler writes with.
-func (t *transaction) Tx() *Tx { return t.tx }
+func (t *transaction) Raw() *Tx { return t.tx }
 
 // Nonce names the transaction.
 func (t *transaction) Nonce() receipts.Nonce { return t.nonce }

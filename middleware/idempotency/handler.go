@@ -22,7 +22,7 @@ type running[T any] struct {
 
 // run calls the handler with the transaction, stores its outputs and commits.
 func (m *Middleware[T]) run(p *pending[T], r *running[T], h message.HandlerFunc) verdict {
-	c := &carrier{owner: m, store: m.store, parent: carrierIn(p.ctx), tx: r.tx.Tx(), scope: p.scope, key: p.key, route: p.route}
+	c := &carrier{owner: m, store: m.store, parent: carrierIn(p.ctx), tx: r.tx.Raw(), scope: p.scope, key: p.key, route: p.route}
 	defer c.end()
 	ctx, cancel := context.WithDeadline(context.WithValue(p.ctx, carrierKey{}, c), r.begun.Add(m.cfg.TxBudget))
 	defer cancel() // after the transaction's end, so that nothing of it is cut

@@ -22,6 +22,10 @@ func (l lanes) acquire(ctx context.Context) (*lane, error) {
 	}
 	select {
 	case l <- struct{}{}:
+		if err := ctx.Err(); err != nil { // both were ready
+			<-l
+			return nil, err
+		}
 		return &lane{of: l}, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()

@@ -56,7 +56,7 @@ func process(t testing.TB, s *receipts.SQLite, key string) (receipts.ClaimResult
 
 func increment(t testing.TB, tx receipts.Tx[*sql.Tx], name string) {
 	t.Helper()
-	_, err := tx.Tx().ExecContext(context.Background(), incrementSQL, name)
+	_, err := tx.Raw().ExecContext(context.Background(), incrementSQL, name)
 	must(t, err)
 }
 

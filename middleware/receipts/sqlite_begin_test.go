@@ -118,7 +118,7 @@ func TestBudget(t *testing.T) {
 		other, err := s.Begin(ctx, receipts.TxOptions{})
 		must(t, err)
 		must(t, other.Rollback(ctx))
-		if _, err := tx.Tx().Exec(incrementSQL, "a"); err == nil {
+		if _, err := tx.Raw().Exec(incrementSQL, "a"); err == nil {
 			t.Error("a statement after the budget succeeded")
 		}
 		for what, err := range map[string]error{
@@ -201,7 +201,7 @@ func TestRollbackWhileAStatementRuns(t *testing.T) {
 		go func() {
 			defer close(done)
 			var n int
-			_ = tx.Tx().QueryRowContext(running, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 1000000000)
+			_ = tx.Raw().QueryRowContext(running, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 1000000000)
 				SELECT count(*) FROM n`).Scan(&n)
 		}()
 		time.Sleep(30 * time.Millisecond)

@@ -65,7 +65,7 @@ func withStore(b *testing.B, store *receipts.SQLite, key, sum []byte) {
 		Scope: "billing", Key: key, Fingerprint: sum, State: receipts.StateDone, At: time.Now(),
 	}})
 	must(b, err)
-	_, err = tx.Tx().ExecContext(ctx, bumpSQL)
+	_, err = tx.Raw().ExecContext(ctx, bumpSQL)
 	must(b, err)
 	must(b, tx.Commit(ctx))
 }

@@ -178,7 +178,7 @@ func (s *SQLite) checkWriter(ctx context.Context, pool int) error {
 	defer func() { _ = begun.Rollback(context.WithoutCancel(ctx)) }()
 	// SQLite refuses a checkpoint with SQLITE_LOCKED on a connection that is inside a transaction of the database, and
 	// BEGIN without IMMEDIATE has not entered one yet. Source: https://www.sqlite.org/c3ref/wal_checkpoint_v2.html
-	_, err = begun.Tx().ExecContext(context.WithoutCancel(ctx), "PRAGMA main.wal_checkpoint(PASSIVE)")
+	_, err = begun.Raw().ExecContext(context.WithoutCancel(ctx), "PRAGMA main.wal_checkpoint(PASSIVE)")
 	if err == nil {
 		return errors.New("its transactions do not begin as writers: a handler that reads before it writes would be refused " +
 			"whatever busy_timeout says: " + remedyTxlock)
@@ -190,7 +190,7 @@ func (s *SQLite) checkWriter(ctx context.Context, pool int) error {
 	if code != sqliteLocked {
 		return fmt.Errorf("looking whether the transaction is a writer: %w", err)
 	}
-	if err := s.checkWritable(ctx, begun.Tx()); err != nil {
+	if err := s.checkWritable(ctx, begun.Raw()); err != nil {
 		return err
 	}
 	if pool == 1 {

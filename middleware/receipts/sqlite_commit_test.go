@@ -133,7 +133,7 @@ func TestRefusedCommit(t *testing.T) {
 				claimed(t, tx, claim("a"))
 				increment(t, tx, "a")
 				if c.handler != nil {
-					c.handler(t, tx.Tx())
+					c.handler(t, tx.Raw())
 				}
 				err := tx.Commit(t.Context())
 				if err == nil || errors.Is(err, receipts.ErrCommitUnknown) || s.Classify(err) != c.class {
@@ -199,7 +199,7 @@ func TestDiskFull(t *testing.T) {
 				if _, err := tx.Claim(t.Context(), []receipts.Claim{claim("key " + itoa(n))}); err != nil {
 					return err
 				}
-				if _, err := tx.Tx().Exec(incrementSQL, "a"); err != nil {
+				if _, err := tx.Raw().Exec(incrementSQL, "a"); err != nil {
 					return err
 				}
 				return tx.Commit(t.Context())
@@ -301,7 +301,7 @@ func TestFailingStatements(t *testing.T) {
 						if _, err := tx.Claim(t.Context(), []receipts.Claim{claim("a")}); err != nil {
 							return err
 						}
-						if _, err := tx.Tx().Exec(incrementSQL, "a"); err != nil {
+						if _, err := tx.Raw().Exec(incrementSQL, "a"); err != nil {
 							return err
 						}
 						return tx.Commit(t.Context())

@@ -63,7 +63,7 @@ func TestHandlerEndsTransaction(t *testing.T) {
 				tx := begin(t, s)
 				claimed(t, tx, claim("a"))
 				increment(t, tx, "a")
-				c.end(tx.Tx())
+				c.end(tx.Raw())
 				if err := tx.Commit(t.Context()); !errors.Is(err, receipts.ErrTxEnded) {
 					t.Fatalf("Commit after the handler ended the transaction: %v, want ErrTxEnded", err)
 				}
@@ -99,7 +99,7 @@ func TestStoreDoesNotWriteOutsideTheTransaction(t *testing.T) {
 				tx := begin(t, s)
 				claimed(t, tx, claim("a"))
 				increment(t, tx, "a")
-				c.end(tx.Tx())
+				c.end(tx.Raw())
 				_, outErr := tx.AddOutputs(t.Context(), []receipts.Output{{Scope: "billing", Key: []byte("a"), Topic: "out"}})
 				divertErr := tx.Divert(t.Context(), []receipts.DeadLetter{{Scope: "billing", Kind: receipts.KindRefused}})
 				_, claimErr := tx.Claim(t.Context(), []receipts.Claim{claim("b")})
@@ -170,7 +170,7 @@ func TestHandlerKeepsTransaction(t *testing.T) {
 				tx := begin(t, s)
 				claimed(t, tx, claim("a"))
 				increment(t, tx, "a")
-				must(t, handler(tx.Tx()))
+				must(t, handler(tx.Raw()))
 				must(t, tx.Commit(t.Context()))
 				wantStats(t, s, 1, 0, 0)
 				if effect(t, db, "a") != 1 || effect(t, db, "taken") != 0 {
@@ -192,7 +192,7 @@ func TestOpenWritingRows(t *testing.T) {
 		tx := begin(t, s)
 		claimed(t, tx, claim("a"))
 		//nolint:rowserrcheck,sqlclosecheck // the point of the test
-		rows, err := tx.Tx().Query("INSERT INTO counters VALUES ('a', 1), ('b', 1), ('c', 1) RETURNING name")
+		rows, err := tx.Raw().Query("INSERT INTO counters VALUES ('a', 1), ('b', 1), ('c', 1) RETURNING name")
 		must(t, err)
 		rows.Next()
 		err = tx.Commit(t.Context())
@@ -226,7 +226,7 @@ func TestHandlerRemovesReceipts(t *testing.T) {
 				tx := begin(t, s)
 				claimed(t, tx, claims...)
 				increment(t, tx, "a")
-				_, err := tx.Tx().Exec("DELETE FROM penstock_receipts WHERE identity_key = ?", []byte("a"))
+				_, err := tx.Raw().Exec("DELETE FROM penstock_receipts WHERE identity_key = ?", []byte("a"))
 				must(t, err)
 				if err := tx.Commit(t.Context()); !errors.Is(err, receipts.ErrTxEnded) {
 					t.Fatalf("Commit: %v, want ErrTxEnded", err)

@@ -38,7 +38,7 @@ func TestOutputs(t *testing.T) {
 		claimed(t, tx, c)
 		first, err := tx.AddOutputs(t.Context(), outputs[:2])
 		must(t, err)
-		if tx.Tx() == nil {
+		if tx.Raw() == nil {
 			t.Fatal("no transaction")
 		}
 		second, err := tx.AddOutputs(t.Context(), outputs[2:])

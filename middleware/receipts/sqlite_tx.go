@@ -79,7 +79,7 @@ type sqliteTx struct {
 	ended chan struct{}
 }
 
-func (t *sqliteTx) Tx() *sql.Tx {
+func (t *sqliteTx) Raw() *sql.Tx {
 	t.lent = true
 	return t.tx
 }

@@ -1,7 +1,7 @@
 // Package receipts keeps the rows that prove a message identity was processed, in the same SQL transaction as the
 // effect, together with stored outputs and dead letters. One file per dialect implements [Store].
 //
-// The flow of one transaction: [Store.Begin], [Tx.Claim], the handler's own statements on [Tx.Tx], [Tx.AddOutputs],
+// The flow of one transaction: [Store.Begin], [Tx.Claim], the handler's own statements on [Tx.Raw], [Tx.AddOutputs],
 // [Tx.Commit]. Every receipt carries its transaction's [Nonce], and a transaction with fresh claims writes one marker row
 // just before COMMIT. A receipt proves something only while its marker exists: without one it is torn.
 package receipts
@@ -68,8 +68,8 @@ type Store[T any] interface {
 
 // Tx is one open transaction. It is used by one goroutine at a time.
 type Tx[T any] interface {
-	// Tx gives the transaction that handlers write their effect with. They must not end it.
-	Tx() T
+	// Raw gives the transaction that handlers write their effect with. They must not end it.
+	Raw() T
 	// Nonce names this transaction in its receipts, outputs and marker.
 	Nonce() Nonce
 	// Claim inserts a receipt for each claim, all in one statement, in key order, and answers in the order of the claims.
