@@ -82,17 +82,14 @@ func (s killingStore) Begin(ctx context.Context, opts receipts.TxOptions) (recei
 	return killingTx{tx, s.trigger}, nil
 }
 
-// storeTx has a method Tx, so the interface cannot be embedded under its own name.
-type storeTx = receipts.Tx[*sql.Tx]
-
 type killingTx struct {
-	storeTx
+	receipts.Tx[*sql.Tx]
 	trigger *trigger
 }
 
 func (t killingTx) Commit(ctx context.Context) error {
 	t.trigger.pass(beforeCommit, 1)
-	err := t.storeTx.Commit(ctx)
+	err := t.Tx.Commit(ctx)
 	if err == nil {
 		t.trigger.pass(afterCommit, 1)
 	}
