@@ -183,7 +183,7 @@ func TestEngineShutdown(t *testing.T) {
 	m = life.middleware(Config{Limits: life.sub.Limits()})
 	life.router.AddConsumerHandler("charge", "orders", life.sub, m.Handle(handler))
 	stop = life.run()
-	until(t, "the second life is done", func() bool { return life.left("orders") == 0 })
+	until(t, "the second life is done", func() bool { return acknowledged(m.Report()) == left })
 	stop()
 	if got := e.effects()["all"]; got != 2*n+1 {
 		t.Errorf("%d effects in the end", got)

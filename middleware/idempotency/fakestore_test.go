@@ -200,7 +200,7 @@ func (tx *fakeTx) commitByHand() {
 	tx.stole = true
 }
 
-func (tx *fakeTx) Raw() *fakeTx           { return tx }
+func (tx *fakeTx) Raw() *fakeTx          { return tx }
 func (tx *fakeTx) Nonce() receipts.Nonce { return tx.nonce }
 
 func receiptKey(scope string, key []byte) string { return scope + "\x00" + string(key) }
