@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -133,6 +134,7 @@ func (s *Store) Unsent(ctx context.Context, q receipts.UnsentQuery) ([]receipts.
 		switch {
 		case o.Sent, o.ViaRouter:
 		case !q.Before.IsZero() && !o.At.Before(q.Before):
+		case !strings.HasPrefix(o.Scope, q.Prefix):
 		case q.Scope != "" && (o.Scope != q.Scope || string(o.Key) != string(q.Key)):
 		case len(found) < q.Limit:
 			found = append(found, o)
@@ -225,7 +227,7 @@ type transaction struct {
 
 var _ receipts.Tx[*Tx] = (*transaction)(nil)
 
-// Tx gives what a handler writes with.
+// Raw gives what a handler writes with.
 func (t *transaction) Raw() *Tx { return t.tx }
 
 // Nonce names the transaction.

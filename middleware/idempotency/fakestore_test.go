@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -109,7 +110,7 @@ func (s *fakeStore) Unsent(_ context.Context, q receipts.UnsentQuery) ([]receipt
 	}
 	return s.find(q.Limit, func(o receipts.Output) bool {
 		return !o.Sent && !o.ViaRouter && (q.Before.IsZero() || o.At.Before(q.Before)) &&
-			(q.Scope == "" || o.Scope == q.Scope && string(o.Key) == string(q.Key))
+			strings.HasPrefix(o.Scope, q.Prefix) && (q.Scope == "" || o.Scope == q.Scope && string(o.Key) == string(q.Key))
 	}), nil
 }
 

@@ -67,7 +67,9 @@ type relay[T any] struct {
 
 // look sends one page of outputs. ok: nothing failed. more: there is reason to look again at once.
 func (r *relay[T]) look(ctx context.Context) (more, ok bool) {
-	outputs, err := r.m.store.Unsent(ctx, receipts.UnsentQuery{Limit: r.page, Before: time.Now().Add(-relayGrace)})
+	outputs, err := r.m.store.Unsent(ctx, receipts.UnsentQuery{
+		Limit: r.page, Before: time.Now().Add(-relayGrace), Prefix: r.m.scopePrefix(),
+	})
 	if err != nil {
 		if ctx.Err() == nil {
 			r.m.log.Error("The relay cannot look for unsent outputs", err, nil)
@@ -107,10 +109,19 @@ func (r *relay[T]) rest(ctx context.Context, ok bool) {
 	}
 }
 
-// mine tells whether a scope is one of this consumer's: another one over the same tables has a publisher of its own.
+// scopePrefix is what this consumer's scopes begin with.
+func (m *Middleware[T]) scopePrefix() string {
+	if m.cfg.Scope != "" {
+		return string(appendPart(nil, m.cfg.Scope))
+	}
+	return string(appendPart(nil, m.cfg.Consumer))
+}
+
+// mine tells whether a scope is one of this consumer's: another one over the same tables has a publisher of its own. A
+// configured Scope is the whole of it, though the scopes of a consumer of that name begin alike.
 func (m *Middleware[T]) mine(scope string) bool {
 	if m.cfg.Scope != "" {
-		return scope == string(appendPart(nil, m.cfg.Scope))
+		return scope == m.scopePrefix()
 	}
-	return strings.HasPrefix(scope, string(appendPart(nil, m.cfg.Consumer)))
+	return strings.HasPrefix(scope, m.scopePrefix())
 }

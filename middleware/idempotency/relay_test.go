@@ -230,7 +230,7 @@ func TestRelayTakesOverFromAStuckPublish(t *testing.T) {
 func TestRelaySendsItsOwnConsumersOutputs(t *testing.T) {
 	pub := &recording{}
 	relayed(t, withOutputs(pub), func(e *env) {
-		for i := range 2 * relayPage {
+		for i := range 2 * relayPageMax {
 			e.store.stranded("a", fmt.Sprint(i), time.Now())
 		}
 		for i := range e.store.outputs {
@@ -242,15 +242,14 @@ func TestRelaySendsItsOwnConsumersOutputs(t *testing.T) {
 			e.Errorf("published %d, %v", len(got), got[:min(len(got), 3)])
 		}
 	})
-	relayed(t, withOutputs(pub), func(e *env) { // more of them than a look takes
-		for i := range relayPageMax + 1 {
+	relayed(t, func(c *Config, _ *fakeStore) { c.Outputs, c.Scope = pub, "billing" }, func(e *env) {
+		for i := range relayPage + 1 { // of the consumer whose name is this one's scope
 			e.store.stranded("a", fmt.Sprint(i), time.Now())
-			e.store.outputs[i].Scope = "8:shipping4:ship4:paid"
 		}
 		before := e.store.count("unsent")
 		time.Sleep(time.Minute)
-		if looks := e.store.count("unsent") - before; looks > 120 {
-			e.Errorf("%d looks in a minute", looks)
+		if looks := e.store.count("unsent") - before; looks > 120 || len(pub.all()) != 1 {
+			e.Errorf("%d looks in a minute, %d published", looks, len(pub.all()))
 		}
 	})
 	e := newEnv(t, func(c *Config, _ *fakeStore) { c.Scope = "all" })

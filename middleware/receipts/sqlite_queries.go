@@ -62,7 +62,7 @@ func newSQLiteQueries(prefix string) sqliteQueries {
 		divert: p(`INSERT INTO penstock_dead_letters (scope, identity_key, fingerprint, kind, reason, consumer, handler, topic,
 	uuid, metadata, payload, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`),
 
-		unsent:   p(unsentOutputs + ` ORDER BY o.created_at, o.nonce, o.position LIMIT ?`),
+		unsent:   p(unsentOutputs + ` AND substr(o.scope, 1, ?) = ? ORDER BY o.created_at, o.nonce, o.position LIMIT ?`),
 		unsentOf: p(unsentOutputs + ` AND o.scope = ? AND o.identity_key = ? ORDER BY o.created_at, o.nonce, o.position LIMIT ?`),
 		outputsOf: p(`SELECT ` + outputColumns + ` FROM penstock_outputs o WHERE o.scope = ? AND o.identity_key = ?
 	ORDER BY o.created_at, o.nonce, o.position`),

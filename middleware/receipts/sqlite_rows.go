@@ -89,7 +89,7 @@ func (s *SQLite) Unsent(ctx context.Context, q UnsentQuery) ([]Output, error) {
 	if !q.Before.IsZero() {
 		before = q.Before.UnixMicro()
 	}
-	query, args := s.q.unsent, []any{before, q.Limit}
+	query, args := s.q.unsent, []any{before, len(q.Prefix), blob([]byte(q.Prefix)), q.Limit}
 	if q.Scope != "" {
 		query, args = s.q.unsentOf, []any{before, []byte(q.Scope), blob(q.Key), q.Limit}
 	}

@@ -109,12 +109,16 @@ func TestUnsentSelects(t *testing.T) {
 			"early0 early1 middle0 middle1 late0 late1": {Limit: 100},
 			"early0 early1 middle0":                     {Limit: 3},
 			"early0 early1":                             {Limit: 100, Before: noon.Add(time.Second)},
+			"early0":                                    {Limit: 1, Prefix: "bill"},
+			"":                                          {Limit: 100, Prefix: "ship"},
 			"middle0 middle1":                           {Limit: 100, Scope: "billing", Key: []byte("middle")},
-			"":                                          {Limit: 100, Scope: "billing", Key: []byte("MIDDLE")},
 		} {
 			if got := list(q); got != want {
 				t.Errorf("%+v gives %q, want %q", q, got, want)
 			}
+		}
+		if got := list(receipts.UnsentQuery{Limit: 100, Scope: "billing", Key: []byte("MIDDLE")}); got != "" {
+			t.Errorf("a key of another case gives %q", got)
 		}
 		if _, err := s.Unsent(t.Context(), receipts.UnsentQuery{}); err == nil {
 			t.Error("a limit of 0 was accepted")

@@ -202,6 +202,8 @@ type UnsentQuery struct {
 	Limit int
 	// Before leaves out outputs stored at or after this time. Zero means all.
 	Before time.Time
+	// Prefix selects the outputs whose scope begins with it: those of one consumer. Empty means all.
+	Prefix string
 	// Scope and Key, where Scope is not empty, select one receipt's outputs.
 	Scope string
 	Key   []byte
