@@ -35,7 +35,7 @@ func identityClauses[T any]() []txClause[T] {
 		{
 			Clause: Clause{
 				ID: "T09", Name: "identities are bytes",
-				Text: "identities: empty refused; bytewise distinct (case, trailing blank, NUL, 1 byte to the limit); scope " +
+				Text: "identities: empty refused, each such message with a dead letter of its own; bytewise distinct (case, trailing blank, NUL, 1 byte to the limit); scope " +
 					"separates consumers",
 			},
 			check: identities[T],
@@ -158,7 +158,7 @@ func identities[T any](ctx context.Context, e *txEnv[T]) error {
 		for _, id := range distinct() {
 			want.effects[name+":"+hex.EncodeToString([]byte(id))] = 1
 		}
-		want.dead[receipts.KindRefused] += 3
+		want.dead[receipts.KindRefused] += 5 // all but the second copy of a message
 	}
 	e.used = e.used[1:] // nobody consumes in the clause's own group
 	var msgs []sdk.Message
@@ -166,7 +166,9 @@ func identities[T any](ctx context.Context, e *txEnv[T]) error {
 		msgs = append(msgs, e.identified(id, "the same for all"))
 	}
 	tooLong := strings.Repeat("k", receipts.MaxKey+1)
-	msgs = append(msgs, e.identified("", "empty"), e.identified("", "empty"), e.identified(tooLong, "too long"),
+	twice := e.identified("", "empty")
+	msgs = append(msgs, twice, twice, e.identified("", "empty"), e.identified(tooLong, "too long"),
+		sdk.Message{ID: e.messageID(), Payload: []byte("no such field")},
 		sdk.Message{ID: e.messageID(), Payload: []byte("no such field")})
 	if err := e.used[0].sendAll(ctx, msgs...); err != nil {
 		return err

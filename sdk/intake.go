@@ -3,6 +3,7 @@ package sdk
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 )
@@ -149,6 +150,7 @@ func (s *subscription) reopen(lived time.Duration) *session {
 		s.failures++
 		s.report(Event{Kind: EventOpenFailed, Attempt: s.failures, Err: err})
 		if errors.Is(err, ErrClosed) {
+			s.owner.endedBy(fmt.Errorf("the subscription to topic %q ended because its driver was closed: %w", s.topic, err))
 			return nil
 		}
 	}

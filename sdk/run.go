@@ -18,12 +18,12 @@ import (
 //  4. When nothing is in flight, or the longest DrainTimeout is over, the router closes, and with it its publishers.
 //
 // The subscribers are those of this package that the router's handlers use; one that is left out goes on taking messages
-// until the router closes. Handlers that start later, by RunHandlers, are covered, too. After Run the subscribers are stopped for good, drivers are
-// open. It must be called instead of [message.Router.Run], once, before the router runs: it adds a subscriber decorator,
+// until the router closes. Handlers that start later, by RunHandlers, are covered, too. After Run the subscribers are
+// stopped for good, drivers are open. It must be called instead of [message.Router.Run], once, before the router runs: it adds a subscriber decorator,
 // the outermost. Under Run also Handler.Stop and a plain Router.Close wait for messages of foreign subscribers.
 //
-// It returns the router's error, joined with those of subscribers that did not stop in time; nil after an orderly end, also
-// where ctx was done before the router was up.
+// It returns the router's error, joined with those of subscribers that did not stop in time or whose driver was closed
+// under them; nil after an orderly end, also where ctx was done before the router was up.
 func Run(ctx context.Context, router *message.Router, subs ...*Subscriber) error {
 	if router == nil {
 		return errors.New("run: the router is nil")
@@ -34,7 +34,7 @@ func Run(ctx context.Context, router *message.Router, subs ...*Subscriber) error
 	go func() { ended <- router.Run(context.WithoutCancel(ctx)) }()
 	select {
 	case err := <-ended:
-		return errors.Join(err, p.stopAll())
+		return errors.Join(err, p.stopAll(), p.endings())
 	case <-ctx.Done():
 	}
 	p.park()
@@ -92,6 +92,15 @@ func (p *parking) stopAll() error {
 		wg.Go(func() { errs[i] = s.Close() })
 	}
 	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// endings tells why subscriptions ended that nobody ended.
+func (p *parking) endings() error {
+	errs := make([]error, len(p.subs))
+	for i, s := range p.subs {
+		errs[i] = s.ending()
+	}
 	return errors.Join(errs...)
 }
 

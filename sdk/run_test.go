@@ -3,6 +3,7 @@ package sdk
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -253,6 +254,23 @@ func TestRunReturnsWhenTheRouterCannotStart(t *testing.T) {
 	}
 	if err := Run(t.Context(), nil); err == nil {
 		t.Error("a nil router was accepted")
+	}
+}
+
+// A service whose broker handle is closed under it must not look as if it had ended in good order.
+func TestRunTellsThatTheDriverWasClosed(t *testing.T) {
+	d := newFake(confirming())
+	r := newRig(t, d, SubscriberConfig{Backoff: Backoff{Min: time.Millisecond}})
+	router := newRouter(t)
+	router.AddConsumerHandler("h", "orders", r.sub, func(*message.Message) error { return nil })
+	ran := make(chan error, 1)
+	go func() { ran <- Run(t.Context(), router, r.sub) }()
+	<-router.Running()
+	if err := d.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ran; !errors.Is(err, ErrClosed) || !strings.Contains(err.Error(), "orders") {
+		t.Errorf("Run: %v", err)
 	}
 }
 

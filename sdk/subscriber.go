@@ -23,6 +23,7 @@ type Subscriber struct {
 
 	mu   sync.Mutex
 	subs map[*subscription]struct{} // guarded by mu
+	fate error                      // guarded by mu: why a subscription ended that nobody ended
 	stop chan struct{}              // closed by the first Stop
 	once sync.Once
 }
@@ -93,6 +94,21 @@ func (s *Subscriber) remove(sub *subscription) {
 	delete(s.subs, sub)
 	s.mu.Unlock()
 	close(sub.done)
+}
+
+// endedBy keeps the first reason for which a subscription ended that nobody ended.
+func (s *Subscriber) endedBy(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fate == nil {
+		s.fate = err
+	}
+}
+
+func (s *Subscriber) ending() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fate
 }
 
 func (s *Subscriber) stopped() bool {

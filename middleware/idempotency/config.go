@@ -28,11 +28,12 @@ type Config struct {
 	// Aliases serves renames: it maps a handler's present name to the name its receipts were written under.
 	Aliases map[string]string
 
-	// Fingerprint gives the payload fingerprint, at most 64 bytes; nil means SHA-256 of the payload.
+	// Fingerprint gives the fingerprint that tells a conflict from a replay, at most 64 bytes; nil means SHA-256 of the
+	// payload, without metadata. It is not asked about a message without a valid identity.
 	Fingerprint func(msg *message.Message) []byte
 
-	// Validate refuses a message before anything is claimed: a non-nil error diverts it without a receipt. It must not
-	// have effects.
+	// Validate refuses a message before anything is claimed: a non-nil error diverts it without a receipt, and the dead
+	// letter keeps its identity key. It must not have effects.
 	Validate func(msg *message.Message) error
 
 	// Outputs sends stored outputs after the commit. It belongs to the caller, who closes it after the router stopped; it
@@ -94,7 +95,7 @@ const (
 	// check; outputs get fresh ids on each attempt; an unknown COMMIT is nacked.
 	AtLeastOnce
 	// AtMostOnce: the receipt commits in a transaction of its own before the handler runs in a second one: never applied
-	// twice, perhaps lost.
+	// twice, perhaps lost. Not only a crash loses the message, any error of the handler does: what comes again is a replay.
 	AtMostOnce
 )
 

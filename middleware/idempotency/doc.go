@@ -47,4 +47,9 @@
 // the transaction, and it must not use it after it returned or from several goroutines at once. It writes its effect
 // through the transaction it is given, by [Middleware.Handle] or [TxFrom]: what it writes elsewhere is outside the
 // promise.
+//
+// It returns every SQL error. Some can end the transaction: in SQLite an interrupted write (its context ended), a full disk, an
+// I/O error, INSERT OR ROLLBACK; so does ROLLBACK as text. What a handler that ignores one writes after it commits alone,
+// perhaps again at each attempt. The commit then fails with receipts.ErrTxEnded and the message comes again, but those
+// writes stay. For the same reason statements get the handler's context, not one of their own that ends sooner.
 package idempotency

@@ -106,8 +106,17 @@ func TestContentionWithoutEnd(t *testing.T) {
 	})
 }
 
-// T21: while one message waits for its next try, the lane is free for others.
+// A handler that meets contention although its transaction is the only writer is probably in its own way.
+func TestContentionInsideTheHandler(t *testing.T) {
+	bubble(t, func(c *Config, _ *fakeStore) { c.ContentionRetries = 1 }, func(e *env) {
+		_, err := e.acting(func(*message.Message) error { return errBusy })(deliver("u-1", "p"))
+		if !errors.Is(err, ErrContention) || !errors.Is(err, errBusy) || !strings.Contains(err.Error(), "another handle") {
+			e.Errorf("got %v", err)
+		}
+	})
+}
 
+// T21: while one message waits for its next try, the lane is free for others.
 func TestLaneIsFreeWhileWaiting(t *testing.T) {
 	waits := map[string]struct {
 		err error

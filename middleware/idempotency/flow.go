@@ -38,6 +38,7 @@ func (m *Middleware[T]) settle(p *pending[T], h message.HandlerFunc) (outputs []
 		if value != nil {
 			panic(value)
 		}
+		m.log.Error("The handler called runtime.Goexit, as test helpers and some loggers do; its message comes again", errPanicked, m.fields(p))
 		p.msg.Nack()
 	}()
 	outputs, err = m.process(p, h)

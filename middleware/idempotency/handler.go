@@ -102,7 +102,7 @@ func (m *Middleware[T]) handlerFailed(p *pending[T], err error, begun time.Time)
 	if errors.Is(err, ErrNoOutputs) || errors.Is(err, ErrTxUnused) || errors.Is(err, ErrNested) {
 		return returnedAndHeld(err) // the program has to change, not the message
 	}
-	return m.classify(err, func(err error) verdict {
+	v := m.classify(err, func(err error) verdict {
 		switch {
 		case isPermanent(err):
 			return permanent(err)
@@ -112,6 +112,11 @@ func (m *Middleware[T]) handlerFailed(p *pending[T], err error, begun time.Time)
 			return failed(err)
 		}
 	})
+	if v.kind == kindContention && m.info.Lanes == 1 {
+		v.err = fmt.Errorf("inside the handler, whose transaction is the only writer: does it write through another handle than "+
+			"its transaction? %w", v.err)
+	}
+	return v
 }
 
 // commitWithOutputs stores the outputs and commits. An error in here is charged: what breaks a transaction that could

@@ -100,6 +100,9 @@ func TestGoexitNacksAndFreesTheLane(t *testing.T) {
 		synctest.Wait()
 		e.wantEffect(0)
 		e.wantCounts(map[string]uint64{"Failed": 1})
+		if len(e.log.Captured()[watermill.ErrorLogLevel]) != 1 { // the router says nothing of it
+			e.Error("Goexit leaves no trace in the log")
+		}
 		if _, err := e.counting()(deliver("u-1", "p")); err != nil {
 			e.Error(err)
 		}

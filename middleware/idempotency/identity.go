@@ -2,9 +2,12 @@ package idempotency
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -131,7 +134,9 @@ func (m *Middleware[T]) identify(p *pending[T]) (err error) {
 	if p.scope, err = m.scopeOf(p.handler, p.topic); err != nil {
 		return err
 	}
-	p.key, p.refused = keyOf(p.msg, m.cfg.IdentityField)
+	if p.key, p.refused = keyOf(p.msg, m.cfg.IdentityField); p.refused != "" {
+		p.key = nil
+	}
 	return nil
 }
 
@@ -142,10 +147,28 @@ func (m *Middleware[T]) examine(p *pending[T]) error {
 			p.refused = "Validate: " + err.Error()
 		}
 	}
-	if p.refused != "" {
-		p.key = nil // a refused message has no receipt; its dead letter is unique on scope and fingerprint
+	if len(p.key) == 0 {
+		p.fingerprint = fingerprintOfAll(p.msg)
+		return nil
 	}
 	return m.takeFingerprint(p)
+}
+
+// fingerprintOfAll is the fingerprint of a message without a valid identity: its dead letter has no key, so only copies
+// that are equal in everything may share one.
+func fingerprintOfAll(msg *message.Message) []byte {
+	sum := sha256.New()
+	add := func(part string) {
+		_, _ = sum.Write(binary.AppendUvarint(nil, uint64(len(part))))
+		_, _ = sum.Write([]byte(part))
+	}
+	add(msg.UUID)
+	for _, name := range slices.Sorted(maps.Keys(msg.Metadata)) {
+		add(name)
+		add(msg.Metadata[name])
+	}
+	_, _ = sum.Write(msg.Payload)
+	return sum.Sum(nil)
 }
 
 // sameIdentity tells whether a carrier's transaction belongs to this pending message. One without valid identity has no

@@ -153,13 +153,14 @@ func TestRefusals(t *testing.T) {
 		name   string
 		cfg    func(*Config)
 		msg    *message.Message
+		key    string
 		reason string
 	}{
-		{"no uuid", func(*Config) {}, deliver("", "p"), refusedEmpty},
-		{"missing field", func(c *Config) { c.IdentityField = "event" }, deliver("u", "p"), `metadata field "event"`},
+		{"no uuid", func(*Config) {}, deliver("", "p"), "", refusedEmpty},
+		{"missing field", func(c *Config) { c.IdentityField = "event" }, deliver("u", "p"), "", `metadata field "event"`},
 		{"Validate", func(c *Config) {
 			c.Validate = func(*message.Message) error { return errors.New("no customer " + strings.Repeat("x", 400)) }
-		}, deliver("u", "p"), "Validate: no customer"},
+		}, deliver("u", "p"), "u", "Validate: no customer"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -175,12 +176,55 @@ func TestRefusals(t *testing.T) {
 				t.Fatalf("%d dead letters, %d receipts", len(e.store.letters), len(e.store.receipts))
 			}
 			l := e.store.letters[0]
-			if l.Kind != receipts.KindRefused || len(l.Key) != 0 || len(l.Fingerprint) != 32 || l.Consumer != "billing" ||
+			if l.Kind != receipts.KindRefused || string(l.Key) != tt.key || len(l.Fingerprint) != 32 || l.Consumer != "billing" ||
 				l.Handler != "charge" || l.Topic != "orders" || string(l.Payload) != "p" || l.UUID != tt.msg.UUID {
 				t.Errorf("dead letter %+v", l)
 			}
 			if !strings.Contains(l.Reason, tt.reason) || len(l.Reason) > maxReason+4 {
 				t.Errorf("reason %q", l.Reason)
+			}
+		})
+	}
+}
+
+// Messages that are refused with one and the same payload are different messages: each has a dead letter before its ack.
+func TestRefusedMessagesAreKeptApart(t *testing.T) {
+	with := func(uuid string, metadata ...string) *message.Message {
+		msg := deliver(uuid, "{}")
+		for i := 0; i < len(metadata); i += 2 {
+			msg.Metadata.Set(metadata[i], metadata[i+1])
+		}
+		return msg
+	}
+	tests := []struct {
+		name string
+		cfg  func(*Config)
+		msgs []*message.Message
+	}{
+		{"refused by Validate", func(c *Config) {
+			c.Validate = func(*message.Message) error { return errors.New("no customer") }
+		}, []*message.Message{with("a"), with("b"), with("c")}},
+		{"missing field", func(c *Config) { c.IdentityField = "event" }, []*message.Message{with("a"), with("b"), with("")}},
+		{"no uuid", func(*Config) {}, []*message.Message{
+			with(""), with("", "k", "v"), with("", "k", "w"), with("", "kv", ""), with("", "k", "v", "l", "v"),
+		}},
+		{"own fingerprint", func(c *Config) {
+			c.IdentityField = "event"
+			c.Fingerprint = func(*message.Message) []byte { return []byte("all alike") }
+		}, []*message.Message{with("a"), with("b")}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			e := newEnv(t, func(c *Config, _ *fakeStore) { tt.cfg(c) })
+			for range 2 {
+				for _, msg := range tt.msgs {
+					if _, err := e.counting()(msg); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			if got := len(e.store.letters); got != len(tt.msgs) {
+				t.Errorf("%d messages were refused and acknowledged, %d dead letters are there", len(tt.msgs), got)
 			}
 		})
 	}

@@ -64,8 +64,10 @@ func (s *SQLite) check(ctx context.Context, info *Info) error {
 	}
 	return s.insist(ctx, func() error {
 		err := s.read(ctx, func(conn *sql.Conn) (err error) {
-			info.Schema, err = s.schemaVersion(ctx, conn, len(migrations))
-			return err
+			if info.Schema, err = s.schemaVersion(ctx, conn, len(migrations)); err != nil {
+				return err
+			}
+			return s.tablesThere(ctx, conn)
 		})
 		if err != nil {
 			return err
@@ -160,6 +162,10 @@ func (s *SQLite) checkDurable(ctx context.Context, conn *sql.Conn, memory bool, 
 	}
 	if unsafe != "" {
 		info.Warnings = append(info.Warnings, "SQLite: "+unsafe+".")
+	}
+	if journal != "wal" && unsafe == "" {
+		info.Warnings = append(info.Warnings, "journal_mode is "+strings.ToUpper(journal)+", so that one open reader stops every commit: "+
+			"use WAL in the DSN (modernc: _pragma=journal_mode(WAL); mattn: _journal_mode=WAL).")
 	}
 	if busy == 0 {
 		info.Warnings = append(info.Warnings, "busy_timeout is 0, so that every meeting with another writer is an error at once: "+

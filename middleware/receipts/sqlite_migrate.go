@@ -67,7 +67,10 @@ func (s *SQLite) Migrate(ctx context.Context) error {
 	err = s.insist(ctx, func() error {
 		return s.write(ctx, true, func(ctx context.Context, conn *sql.Conn) error {
 			version, err := s.schemaVersion(ctx, conn, len(migrations))
-			if err != nil && !errors.Is(err, ErrSchemaMissing) {
+			switch {
+			case err == nil:
+				return s.tablesThere(ctx, conn)
+			case !errors.Is(err, ErrSchemaMissing):
 				return err
 			}
 			for _, m := range migrations[min(version, len(migrations)):] {
@@ -112,6 +115,20 @@ func (s *SQLite) schemaVersion(ctx context.Context, conn *sql.Conn, own int) (ve
 	return version, nil
 }
 
+// tablesThere looks for the tables of a schema whose version is recorded. A lost one is not made anew: with it are lost the
+// receipts that would have recognised what comes again.
+func (s *SQLite) tablesThere(ctx context.Context, conn *sql.Conn) error {
+	var missing string
+	switch err := conn.QueryRowContext(ctx, s.q.tables).Scan(&missing); {
+	case errors.Is(err, sql.ErrNoRows):
+		return nil
+	case err != nil:
+		return fmt.Errorf("looking for the tables: %w", err)
+	}
+	return fmt.Errorf("%w: table %s is gone, though %sschema says that it was made: restore it from a backup, or, if what was "+
+		"processed may be processed again, drop all tables that begin with %s and call Migrate", ErrSchemaMissing, missing, s.prefix, s.prefix)
+}
+
 // insist calls f again while another connection holds the lock, until ctx ends. Then the lock is what it reports, not the
 // context alone.
 func (s *SQLite) insist(ctx context.Context, f func() error) error {
@@ -119,7 +136,7 @@ func (s *SQLite) insist(ctx context.Context, f func() error) error {
 	for {
 		err := f()
 		if err != nil && ctx.Err() != nil && contention != nil {
-			return contention
+			return fmt.Errorf("%w: %w", ctx.Err(), contention)
 		}
 		if err == nil || s.Classify(err) != ClassContention || ctx.Err() != nil {
 			return err
@@ -130,7 +147,7 @@ func (s *SQLite) insist(ctx context.Context, f func() error) error {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return err
+			return fmt.Errorf("%w: %w", ctx.Err(), err)
 		}
 	}
 }

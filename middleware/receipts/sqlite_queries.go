@@ -19,6 +19,7 @@ type sqliteQueries struct {
 	deadLetters                  string
 	stats                        string
 	resolve, hasSchema, versions string
+	tables                       string
 }
 
 const (
@@ -78,7 +79,9 @@ func newSQLiteQueries(prefix string) sqliteQueries {
 	UNION ALL SELECT 'outputs', '', count(*), NULL FROM penstock_outputs
 	UNION ALL SELECT 'unsent', '', count(*), min(created_at) FROM (` + unsentOutputs + `)`),
 
-		resolve:   p(`SELECT count(*) FROM penstock_markers WHERE nonce = ?`),
+		resolve: p(`SELECT count(*) FROM penstock_markers WHERE nonce = ?`),
+		tables: p(`SELECT column1 FROM (VALUES ('penstock_receipts'), ('penstock_markers'), ('penstock_outputs'), ('penstock_dead_letters'))
+	WHERE NOT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = column1 COLLATE NOCASE) LIMIT 1`),
 		hasSchema: p(`SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'penstock_schema' COLLATE NOCASE`),
 		versions:  p(`SELECT version, compatible_from FROM penstock_schema ORDER BY version DESC LIMIT 1`),
 	}

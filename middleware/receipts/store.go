@@ -26,8 +26,10 @@ var (
 	// connection is gone; ask Store.Resolve with the transaction's nonce.
 	ErrCommitUnknown = errors.New("outcome of COMMIT is unknown")
 	// ErrTxEnded: the transaction was ended by someone else than the store before Commit: the handler committed, rolled
-	// back, executed COMMIT as text, or let an error end it. No marker was written.
-	ErrTxEnded = errors.New("the transaction was ended inside the handler")
+	// back, executed COMMIT as text, or ignored an error that ended it. No marker was written. What the handler wrote after
+	// that end may be committed on its own, by each attempt again.
+	ErrTxEnded = errors.New("the transaction ended inside the handler: it committed or rolled back, or ignored an error that " +
+		"did (an interrupted or failed write); what it wrote after that may stay")
 	// ErrBudgetEnded: TxOptions.Budget ended before COMMIT was sent. The transaction is rolled back and its lock released;
 	// nothing of it is committed. A handler that was still running saw sql.ErrTxDone, or what its client says instead.
 	ErrBudgetEnded = errors.New("the transaction's budget ended")
