@@ -38,7 +38,7 @@ type block struct {
 func goBlocks(page, text string) ([]block, error) {
 	var blocks []block
 	var setup string
-	setupLine := 0
+	setupLine := 1 // of a page whose first block has none
 	lines := strings.Split(text, "\n")
 	take := func(from int, end, what string) (code string, next int, err error) {
 		for i := from; i < len(lines); i++ {

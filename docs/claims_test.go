@@ -40,7 +40,8 @@ type plant struct {
 	router *message.Router
 }
 
-const writer = "?_txlock=immediate&_pragma=busy_timeout(5000)"
+// writer is what the README says about a data source name.
+const writer = "?_txlock=immediate&_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)"
 
 func newPlant(t *testing.T) *plant {
 	t.Helper()
@@ -90,6 +91,12 @@ func (p *plant) middleware(cfg idempotency.Config) *idempotency.Middleware[*sql.
 // process runs the router, publishes messages to topic "in", waits for their acks, and ends in an orderly way.
 func (p *plant) process(msgs ...*message.Message) {
 	p.t.Helper()
+	p.processUntil(len(msgs), msgs...)
+}
+
+// processUntil is process with as many acks as the groups of the topic ask for.
+func (p *plant) processUntil(acks int, msgs ...*message.Message) {
+	p.t.Helper()
 	ctx, cancel := context.WithCancel(p.t.Context())
 	defer cancel()
 	ended := make(chan error, 1)
@@ -98,7 +105,7 @@ func (p *plant) process(msgs ...*message.Message) {
 	for _, msg := range msgs {
 		require.NoError(p.t, p.pub.Publish("in", msg))
 	}
-	for range msgs {
+	for range acks {
 		select {
 		case <-p.acked:
 		case <-time.After(20 * time.Second):
@@ -137,6 +144,7 @@ func TestReadmePluginAroundExistingHandlers(t *testing.T) {
 	p.process(text("a", "1"), text("a", "1"), text("b", "1"))
 	assert.Equal(t, 2, p.count(`SELECT count(*) FROM effects`))
 	assert.EqualValues(t, 1, m.Report().Replayed)
+	assert.Empty(t, m.Report().Store.Warnings, "the README's data source name")
 }
 
 func TestReadmeNewSaysThatTheHandleDoesNotWrite(t *testing.T) {
@@ -188,6 +196,52 @@ func TestGuaranteesAHandlerThatCommitsLeavesATornReceipt(t *testing.T) {
 	assert.Equal(t, 1, p.count(`SELECT count(*) FROM penstock_dead_letters WHERE kind = 'torn'`))
 }
 
+func TestGuaranteesWhatIsWrittenAfterAnErrorThatEndsTheTransaction(t *testing.T) {
+	t.Parallel()
+	p := newPlant(t)
+	m := p.middleware(idempotency.Config{})
+	_, err := p.db.ExecContext(t.Context(), `CREATE TABLE taken (id TEXT PRIMARY KEY); INSERT INTO taken VALUES ('x')`)
+	require.NoError(t, err)
+	var attempt atomic.Int32
+	p.router.AddConsumerHandler("charge", "in", p.sub, m.Handle(func(ctx context.Context, tx *sql.Tx, msg *message.Message) error {
+		if attempt.Add(1) <= 2 {
+			_, _ = tx.ExecContext(ctx, `INSERT OR ROLLBACK INTO taken VALUES ('x')`) // ignored
+		}
+		return apply(ctx, tx, msg)
+	}))
+	p.process(text("a", "1"))
+	report := m.Report()
+	assert.Equal(t, []uint64{2, 1, 0}, []uint64{report.Failed, report.Handled, report.Torn})
+	assert.Equal(t, 3, p.count(`SELECT count(*) FROM effects`), "one for each attempt")
+}
+
+func TestGuaranteesAtMostOnceLosesWhatFails(t *testing.T) {
+	t.Parallel()
+	p := newPlant(t)
+	m := p.middleware(idempotency.Config{Guarantee: idempotency.AtMostOnce})
+	p.router.AddConsumerHandler("charge", "in", p.sub, m.Handle(func(ctx context.Context, tx *sql.Tx, msg *message.Message) error {
+		return errors.New("not now")
+	}))
+	p.process(text("a", "1"))
+	report := m.Report()
+	assert.Equal(t, []uint64{1, 1, 0}, []uint64{report.Failed, report.Replayed, report.Handled})
+}
+
+func TestIdentityTwoHandlersOfOneTopic(t *testing.T) {
+	t.Parallel()
+	for groups, effects := range map[string]int{"plant": 1, "other": 2} {
+		p := newPlant(t)
+		second, err := sdk.NewSubscriber(p.driver, sdk.SubscriberConfig{Group: groups, MaxInFlight: 1, Observer: p})
+		require.NoError(t, err)
+		m := p.middleware(idempotency.Config{})
+		p.router.AddConsumerHandler("charge", "in", p.sub, m.Handle(apply))
+		p.router.AddConsumerHandler("mail", "in", second, m.Handle(apply))
+		p.processUntil(effects, text("a", "1"))
+		assert.Equal(t, effects, p.count(`SELECT count(*) FROM effects`), groups)
+		assert.EqualValues(t, effects, m.Report().Handled, groups)
+	}
+}
+
 func TestIdentityScopesAndAliases(t *testing.T) {
 	t.Parallel()
 	p := newPlant(t)
@@ -230,12 +284,12 @@ func TestIdentityRefusedAndPermanentAndCorrected(t *testing.T) {
 	p.process(
 		text("a", "malformed"), text("a", "corrected"), // refused without a receipt, so the second is new
 		text("b", "impossible"), text("b", "impossible"), text("b", "corrected"), // a receipt: replay, then conflict
-		text("", "no id"),
+		text("", "no id"), text("c", "malformed"), text("c", "malformed"),
 	)
 	report := m.Report()
-	assert.Equal(t, []uint64{1, 1, 1, 1, 2}, []uint64{report.Handled, report.Diverted, report.Replayed, report.Conflicted, report.Refused})
+	assert.Equal(t, []uint64{1, 1, 1, 1, 4}, []uint64{report.Handled, report.Diverted, report.Replayed, report.Conflicted, report.Refused})
 	assert.Equal(t, 1, p.count(`SELECT count(*) FROM effects`))
-	assert.Equal(t, 4, p.count(`SELECT count(*) FROM penstock_dead_letters`))
+	assert.Equal(t, 5, p.count(`SELECT count(*) FROM penstock_dead_letters`), "a and c apart, one for both copies of c")
 }
 
 func TestIdentityFieldHasNoFallThrough(t *testing.T) {
@@ -247,9 +301,11 @@ func TestIdentityFieldHasNoFallThrough(t *testing.T) {
 	with.Metadata.Set("order", "4711")
 	other := text("y", "1")
 	other.Metadata.Set("order", "4711")
-	p.process(with, other, text("z", "1"))
+	other.Metadata.Set("fingerprint", "is of the payload only")
+	p.process(with, other, text("z", "1"), text("z", "1"), text("z", "2"), text("w", "1"))
 	report := m.Report()
-	assert.Equal(t, []uint64{1, 1, 1}, []uint64{report.Handled, report.Replayed, report.Refused})
+	assert.Equal(t, []uint64{1, 1, 4}, []uint64{report.Handled, report.Replayed, report.Refused})
+	assert.Equal(t, 3, p.count(`SELECT count(*) FROM penstock_dead_letters`), "equal copies share one")
 }
 
 // recorder is a publisher that fails as often as it is told.
