@@ -138,6 +138,38 @@ func TestEngine(t *testing.T) {
 	e.wantRows(2*(n-1), 1, 0, 1)
 }
 
+// While the database does not move, what waits in memory is the window and no more; the rest stays with the broker.
+func TestWindowHoldsWhileTheDatabaseStandsStill(t *testing.T) {
+	const window, n = 16, 400
+	e := newEngine(t, sdk.SubscriberConfig{MaxInFlight: window})
+	m := e.middleware(Config{Limits: e.sub.Limits()})
+	e.router.AddConsumerHandler("charge", "orders", e.sub, m.Handle(applying))
+	stop := e.run()
+	defer stop()
+	writer, err := e.db.BeginTx(t.Context(), nil) // somebody else holds the write lock
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range n {
+		e.send("orders", fmt.Sprint(i), "p")
+	}
+	until(t, "the window is full", func() bool { return m.Report().Health.Pending == window })
+	for range 100 {
+		pending, lent, flying := m.Report().Health.Pending, e.broker.Unsettled("orders", "billing"), e.sub.InFlight()
+		if pending > window || lent > window || flying > window {
+			t.Fatalf("%d pending, %d lent by the broker, %d in flight: the window is %d", pending, lent, flying, window)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if err := writer.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "all acknowledged", func() bool { return acknowledged(m.Report()) == n })
+	if got := e.effects()["charge p"]; got != n {
+		t.Errorf("%d effects of %d messages", got, n)
+	}
+}
+
 // T20: the application stops while a handler runs on SQLite's only lane and others wait for it. Nothing is charged or
 // diverted, what did not commit is still at the broker, and the application's second life finishes the work.
 func TestEngineShutdown(t *testing.T) {

@@ -33,7 +33,7 @@ type Report struct {
 	Diverted uint64
 	// Torn: its receipt is torn; its dead letter is stored.
 	Torn uint64
-	// Failed: the handler failed, by error, Nack, panic or Goexit; the message comes again.
+	// Failed: the handler failed, by error, Nack, panic or Goexit; the message comes again, with AtMostOnce as a replay.
 	Failed uint64
 	// Returned: it went back to the broker without being charged.
 	Returned uint64
