@@ -118,6 +118,11 @@ func (c SubscriberConfig) limits(caps Capabilities) Limits {
 	return l
 }
 
+// binding is how a topic is prepared and opened.
+func (c SubscriberConfig) binding(topic string) Binding {
+	return Binding{Topic: topic, Group: c.Group, Window: c.MaxInFlight, Lease: c.Lease, Declare: !c.VerifyOnly}
+}
+
 // minLease is the shortest lease that can be extended in time by a process that also does other work.
 const minLease = 10 * time.Millisecond
 

@@ -41,10 +41,7 @@ type session struct {
 
 // open prepares topic and group and opens a source.
 func (s *subscription) open(ctx context.Context) (*session, error) {
-	cfg := s.cfg()
-	b := Binding{
-		Topic: s.topic, Group: cfg.Group, Window: cfg.MaxInFlight, Lease: cfg.Lease, Declare: !cfg.VerifyOnly,
-	}
+	b := s.cfg().binding(s.topic)
 	prepareCtx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	if err := s.owner.driver.Prepare(prepareCtx, b); err != nil {

@@ -28,7 +28,10 @@ type Subscriber struct {
 	once sync.Once
 }
 
-var _ message.Subscriber = (*Subscriber)(nil)
+var (
+	_ message.Subscriber           = (*Subscriber)(nil)
+	_ message.SubscribeInitializer = (*Subscriber)(nil)
+)
 
 // NewSubscriber makes a subscriber. It does no I/O and starts nothing. Its error says what to change in the configuration.
 func NewSubscriber(d Driver, cfg SubscriberConfig) (*Subscriber, error) {
@@ -76,6 +79,40 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	}
 	sub.start(ctx, first)
 	return sub.out, nil
+}
+
+// SubscribeInitialize prepares topic and group without subscribing: nil promises that what is published to the topic from
+// now on waits for the group. Without it, or a first Subscribe, a broker that detects unroutable messages refuses to take
+// any. With VerifyOnly it verifies that both are there. It is idempotent, blocks for at most 30 s, and leaves nothing
+// behind in this process. After Stop or Close, which also interrupt it, errors.Is(err, [ErrClosed]) holds.
+func (s *Subscriber) SubscribeInitialize(topic string) error {
+	if topic == "" {
+		return errors.New("initialize: the topic is empty")
+	}
+	if err := s.prepare(topic); err != nil {
+		return fmt.Errorf("initialize topic %q for group %q: %w", topic, s.cfg.Group, err)
+	}
+	return nil
+}
+
+func (s *Subscriber) prepare(topic string) error {
+	if s.stopped() {
+		return ErrClosed
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
+	defer cancel()
+	go func() {
+		select {
+		case <-s.stop:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	err := s.driver.Prepare(ctx, s.cfg.binding(topic))
+	if err != nil && s.stopped() && ctx.Err() != nil {
+		return ErrClosed
+	}
+	return err
 }
 
 func (s *Subscriber) add(sub *subscription) error {
