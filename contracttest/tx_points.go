@@ -52,9 +52,6 @@ func die() {
 	select {} // the signal is on its way
 }
 
-// openTx names an embedded transaction, whose method Tx would clash with a field of that name.
-type openTx[T any] interface{ receipts.Tx[T] }
-
 // mortalStore passes every transaction through the points.
 type mortalStore[T any] struct {
 	receipts.Store[T]
@@ -68,17 +65,17 @@ func (s mortalStore[T]) Begin(ctx context.Context, opts receipts.TxOptions) (rec
 		return nil, err
 	}
 	s.p.reach(atBegun)
-	return mortalTx[T]{openTx: tx, p: s.p}, nil
+	return mortalTx[T]{Tx: tx, p: s.p}, nil
 }
 
 type mortalTx[T any] struct {
-	openTx[T]
+	receipts.Tx[T]
 	p *deathPoint
 }
 
 // Claim claims and passes a point.
 func (t mortalTx[T]) Claim(ctx context.Context, claims []receipts.Claim) ([]receipts.ClaimResult, error) {
-	results, err := t.openTx.Claim(ctx, claims)
+	results, err := t.Tx.Claim(ctx, claims)
 	t.p.reach(atClaimed)
 	return results, err
 }
@@ -86,7 +83,7 @@ func (t mortalTx[T]) Claim(ctx context.Context, claims []receipts.Claim) ([]rece
 // Commit passes a point, commits and passes another.
 func (t mortalTx[T]) Commit(ctx context.Context) error {
 	t.p.reach(atBeforeCommit)
-	err := t.openTx.Commit(ctx)
+	err := t.Tx.Commit(ctx)
 	t.p.reach(atAfterCommit)
 	return err
 }
@@ -135,16 +132,16 @@ func (s countingStore[T]) Begin(ctx context.Context, opts receipts.TxOptions) (r
 	if err != nil {
 		return nil, err
 	}
-	return countingTx[T]{openTx: tx, claimed: s.claimed}, nil
+	return countingTx[T]{Tx: tx, claimed: s.claimed}, nil
 }
 
 type countingTx[T any] struct {
-	openTx[T]
+	receipts.Tx[T]
 	claimed *atomic.Int64
 }
 
 // Claim counts and claims.
 func (t countingTx[T]) Claim(ctx context.Context, claims []receipts.Claim) ([]receipts.ClaimResult, error) {
 	t.claimed.Add(int64(len(claims)))
-	return t.openTx.Claim(ctx, claims)
+	return t.Tx.Claim(ctx, claims)
 }
