@@ -76,15 +76,3 @@ func TestWatermillSuiteWithAWindow(t *testing.T) {
 	p, features := many()
 	tests.TestPubSub(t, features, p.constructor, p.group)
 }
-
-// TestWatermillStress runs the suite some times at once, in its short form, on one broker.
-func TestWatermillStress(t *testing.T) {
-	t.Setenv("STRESS_TEST_COUNT", "4")
-	for name, setup := range map[string]func() (pubsub, tests.Features){"one by one": one, "with a window": many} {
-		t.Run(name, func(t *testing.T) {
-			p, features := setup()
-			features.ForceShort = true
-			tests.TestPubSubStressTest(t, features, p.constructor, p.group)
-		})
-	}
-}
