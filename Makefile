@@ -18,6 +18,10 @@ demo: ## show the promise kept: parcels' scan events, duplicated and killed, eac
 test: need-cc ## run all tests under the race detector; what was skipped is listed at the end
 	$(TOOL) gotestsum --format pkgname --hide-summary=output -- -race -timeout 10m $(PKGS)
 
+.PHONY: bench
+bench: ## compare with plain Watermill and a loop by hand: table, out/bench.json, plots; BENCH=-help lists flags
+	@CGO_ENABLED=0 $(GO) run ./contracttest/bench $(BENCH)
+
 .PHONY: lint
 lint: ## golangci-lint with the import rules of .golangci.yml
 	$(TOOL) golangci-lint run $(PKGS)

@@ -1,0 +1,361 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/penstock-mq/penstock/contracttest/memstore"
+	"github.com/penstock-mq/penstock/sdk"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// The shape of bench.json, as a reader of it would write it down.
+type file struct {
+	Machine struct {
+		Cores      int       `json:"cores"`
+		GOMAXPROCS int       `json:"gomaxprocs"`
+		CPU        string    `json:"cpu"`
+		OS         string    `json:"os"`
+		Arch       string    `json:"arch"`
+		Go         string    `json:"go"`
+		Date       time.Time `json:"date"`
+		FlushUS    int       `json:"flush_us"`
+	} `json:"machine"`
+	Rounds int  `json:"rounds"`
+	Quick  bool `json:"quick"`
+	Rows   []struct {
+		Study, Pair       string
+		Window            int
+		Contender, Metric string
+		Unit              string
+		Median, Min, Max  float64
+		Rival             string
+		Ratio             float64
+	} `json:"rows"`
+}
+
+func TestQuickRunWritesAllItPromises(t *testing.T) {
+	t.Parallel()
+	out := t.TempDir()
+	var stdout, stderr strings.Builder
+	require.Zero(t, run([]string{"-quick", "-o", out}, &stdout, &stderr), stderr.String())
+
+	content, err := os.ReadFile(filepath.Join(out, "bench.json"))
+	require.NoError(t, err)
+	decoder := json.NewDecoder(strings.NewReader(string(content)))
+	decoder.DisallowUnknownFields()
+	var got file
+	require.NoError(t, decoder.Decode(&got))
+	assert.Equal(t, 1, got.Rounds)
+	assert.True(t, got.Quick)
+	assert.Positive(t, got.Machine.Cores)
+	assert.NotEmpty(t, got.Machine.Go)
+	assert.NotZero(t, got.Machine.Date)
+
+	found := map[string]int{}
+	for _, r := range got.Rows {
+		found[strings.Join([]string{r.Study, r.Contender, r.Unit, r.Rival}, " ")]++
+		assert.NotEmpty(t, r.Pair)
+		assert.NotEmpty(t, r.Metric)
+		assert.Positive(t, r.Median, r.Metric)
+		assert.LessOrEqual(t, r.Min, r.Median)
+		assert.GreaterOrEqual(t, r.Max, r.Median)
+		assert.Equal(t, r.Rival != "", r.Ratio > 0, "a ratio needs a rival, and a rival gives one")
+	}
+	assert.Equal(t, map[string]int{
+		"throughput watermill msg/s ": 1, "throughput penstock msg/s watermill": 1, "throughput penstock msg/s loop": 1, "throughput loop msg/s ": 1,
+		"window watermill msg/s ": 2, "window penstock msg/s watermill": 2, "window penstock msg/s loop": 2, "window loop msg/s ": 2,
+		"latency watermill ms ": 2, "latency penstock ms watermill": 2,
+		"sleeping watermill msg/s ": 1, "sleeping penstock msg/s watermill": 1,
+		"overhead penstock ns ": 1, "overhead penstock count ": 1, "overhead penstock bytes ": 1,
+	}, found)
+	assert.Contains(t, stdout.String(), "Its numbers mean nothing")
+	for _, r := range got.Rows {
+		assert.Contains(t, stdout.String(), r.Metric)
+	}
+	assertFolder(t, out, "bench.json", "throughput-window.svg")
+}
+
+// assertFolder finds exactly these files: what was temporary is gone.
+func assertFolder(t *testing.T, dir string, want ...string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	assert.ElementsMatch(t, want, names)
+}
+
+// quick gives the options of a short run into a folder.
+func quick(out string) options { return options{rounds: 1, quick: true, out: out} }
+
+// with gives a study whose only contender is this one.
+func with(c contender) []study {
+	return []study{{name: "planted", pair: "memory → SQLite", window: 4, warmUp: 8, messages: 8, contenders: []contender{c}}}
+}
+
+// A contender that is wrong ends the run, and nothing is written, so that its numbers get nowhere.
+func TestWrongResultsFailTheRun(t *testing.T) {
+	t.Parallel()
+	bad := func(apply func(ctx context.Context, tx *sql.Tx, msg *message.Message) error) handlerOn {
+		return func(_ context.Context, db *sql.DB, _ sdk.Limits) (message.NoPublishHandlerFunc, func() error, error) {
+			return func(msg *message.Message) error {
+				ctx := msg.Context()
+				tx, err := db.BeginTx(ctx, nil)
+				if err != nil {
+					return err
+				}
+				_, err = tx.ExecContext(ctx, `INSERT INTO seen (id, at) VALUES (?, 0)`, msg.UUID)
+				return errors.Join(err, apply(ctx, tx, msg), tx.Commit())
+			}, func() error { return nil }, nil
+		}
+	}
+	third := func(msg *message.Message) bool { return strings.HasSuffix(msg.UUID, "3") }
+	for name, c := range map[string]struct {
+		handler handlerOn
+		want    string
+	}{
+		"an effect is missing": {bad(func(ctx context.Context, tx *sql.Tx, msg *message.Message) error {
+			if third(msg) {
+				return nil
+			}
+			return bump(ctx, tx, msg.Payload)
+		}), "8 messages left 7 effects"},
+		"an effect came twice": {bad(func(ctx context.Context, tx *sql.Tx, msg *message.Message) error {
+			if third(msg) {
+				return errors.Join(bump(ctx, tx, msg.Payload), bump(ctx, tx, msg.Payload))
+			}
+			return bump(ctx, tx, msg.Payload)
+		}), "8 messages left 9 effects"},
+		"an effect went elsewhere": {bad(func(ctx context.Context, tx *sql.Tx, msg *message.Message) error {
+			if third(msg) {
+				return bump(ctx, tx, []byte("c00"))
+			}
+			return bump(ctx, tx, msg.Payload)
+		}), "in 7 counters instead of 8"},
+		"a receipt is missing": {bad(func(ctx context.Context, tx *sql.Tx, msg *message.Message) error {
+			var err error
+			if third(msg) {
+				_, err = tx.ExecContext(ctx, `DELETE FROM seen WHERE id = ?`, msg.UUID)
+			}
+			return errors.Join(err, bump(ctx, tx, msg.Payload))
+		}), "8 messages left 7 receipts"},
+		"a handler fails": {bad(func(_ context.Context, _ *sql.Tx, msg *message.Message) error {
+			return errors.New("not today")
+		}), "message message-00000"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			out := t.TempDir()
+			list := with(contender{name: "bad", round: onSQLite(handWritten(), drain(c.handler))})
+			err := bench(t.Context(), quick(out), list, io.Discard, io.Discard)
+			require.ErrorContains(t, err, c.want)
+			require.ErrorContains(t, err, "study planted, bad")
+			assertFolder(t, out)
+		})
+	}
+}
+
+// Without a database the effects are counted, too.
+func TestWrongResultsOnMemstoreFailTheRun(t *testing.T) {
+	t.Parallel()
+	list := with(contender{name: "bad", round: onMemstore(func(*memstore.Database, sdk.Limits) (message.NoPublishHandlerFunc, error) {
+		return func(*message.Message) error { return nil }, nil
+	})})
+	err := bench(t.Context(), quick(t.TempDir()), list, io.Discard, io.Discard)
+	require.ErrorContains(t, err, "8 messages left 0 effects")
+}
+
+func TestInterruptEndsCleanly(t *testing.T) {
+	t.Parallel()
+	for _, c := range studies(quick(""))[0].contenders {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithCancel(t.Context())
+			out := t.TempDir()
+			began := false
+			list := with(contender{name: c.name, round: func(ctx context.Context, w work) (outcome, error) {
+				began = true
+				time.AfterFunc(20*time.Millisecond, cancel)
+				w.messages = 2000
+				return c.round(ctx, w)
+			}})
+			require.Error(t, bench(ctx, quick(out), list, io.Discard, io.Discard))
+			assert.True(t, began)
+			assertFolder(t, out)
+		})
+	}
+}
+
+func TestContendersTakeTurns(t *testing.T) {
+	t.Parallel()
+	var order []string
+	one := func(name string, rivals ...string) contender {
+		calls := 0
+		return contender{name: name, rivals: rivals, round: func(_ context.Context, w work) (outcome, error) {
+			order = append(order, name)
+			calls++
+			effects := map[string]int64{}
+			for i := range w.messages {
+				effects[counterName(i)]++
+			}
+			amount := map[string]float64{"a": 10, "b": 40}[name] * float64(calls)
+			return outcome{values: []value{{"speed", "km/h", amount}}, effects: effects, receipts: noReceipts}, nil
+		}}
+	}
+	r := runner{opts: options{rounds: 3}, dir: t.TempDir(), show: newDisplay(io.Discard, nil, 3)}
+	rows, err := r.all(t.Context(), []study{{name: "s", warmUp: 1, messages: 2, contenders: []contender{one("a"), one("b", "a")}}})
+	require.NoError(t, err)
+	assert.Equal(t, "abababab", strings.Join(order, ""))
+	require.Len(t, rows, 2)
+	assert.Equal(t, row{Study: "s", Contender: "a", Metric: "speed", Unit: "km/h", Median: 30, Min: 20, Max: 40}, rows[0])
+	assert.Equal(t, row{Study: "s", Contender: "b", Metric: "speed", Unit: "km/h", Median: 120, Min: 80, Max: 160, Rival: "a", Ratio: 4}, rows[1])
+}
+
+func TestRoundsTakeAboutTheirSpan(t *testing.T) {
+	t.Parallel()
+	s := study{warmUp: 500, span: 2 * time.Second}
+	for took, want := range map[time.Duration]int{
+		time.Second: 1000, 100 * time.Millisecond: 10_000, time.Minute: 125, time.Microsecond: mostMessages,
+	} {
+		assert.Equal(t, want, s.size(took), took)
+	}
+	s.messages = 7
+	assert.Equal(t, 7, s.size(time.Second))
+}
+
+func TestMedian(t *testing.T) {
+	t.Parallel()
+	assert.InDelta(t, 2, median([]float64{3, 1, 2}), 0)
+	assert.InDelta(t, 2.5, median([]float64{4, 3, 1, 2}), 0)
+	assert.InDelta(t, 1, median([]float64{1}), 0)
+}
+
+func TestPercentile(t *testing.T) {
+	t.Parallel()
+	var trips trips
+	for i := range 200 {
+		trips.took = append(trips.took, time.Duration(200-i)*time.Millisecond)
+	}
+	assert.InDelta(t, 100, trips.percentile(50), 0)
+	assert.InDelta(t, 198, trips.percentile(99), 0)
+	trips.took = trips.took[:1]
+	assert.InDelta(t, 1, trips.percentile(50), 0)
+}
+
+func TestCommandLine(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"-help"}, 0, "-rounds"},
+		{[]string{"-rounds", "0"}, exitUsage, "at least 1"},
+		{[]string{"-messages", "-1"}, exitUsage, "-messages is -1"},
+		{[]string{"-only", "nobody"}, exitUsage, "matches no study"},
+		{[]string{"-only", "("}, exitUsage, "missing closing"},
+		{[]string{"fast"}, exitUsage, `unexpected argument "fast"`},
+		{[]string{"-fast"}, exitUsage, "-help lists the flags"},
+		{[]string{"-quick", "-only", "overhead", "-o", "/dev/null/out"}, exitFailed, "make the folder of -o"},
+	} {
+		var stdout, stderr strings.Builder
+		assert.Equal(t, c.code, run(c.args, &stdout, &stderr), c.args)
+		assert.Contains(t, stdout.String()+stderr.String(), c.says)
+	}
+}
+
+func TestOptionsChooseStudies(t *testing.T) {
+	t.Parallel()
+	opts, err := parseOptions([]string{"-only", "throughput|sleeping", "-messages", "300"})
+	require.NoError(t, err)
+	list := studies(opts)
+	require.Len(t, list, 2)
+	assert.Equal(t, []string{"throughput", "sleeping"}, []string{list[0].name, list[1].name})
+	assert.Equal(t, 300, list[0].messages)
+	assert.Equal(t, defaultRounds, opts.rounds)
+	opts, err = parseOptions([]string{"-quick"})
+	require.NoError(t, err)
+	assert.Equal(t, 1, opts.rounds)
+	for _, s := range studies(opts) {
+		assert.LessOrEqual(t, s.messages, 200, s.name)
+	}
+}
+
+func TestFigure(t *testing.T) {
+	t.Parallel()
+	for f, want := range map[float64]string{
+		0: "0.00", 1.234: "1.23", 12.34: "12.3", 123.4: "123", 1234: "1,234", 1234567: "1,234,567", -1234: "-1,234", 999.9: "1,000",
+	} {
+		assert.Equal(t, want, figure(f))
+	}
+}
+
+func TestTicksHoldTheRange(t *testing.T) {
+	t.Parallel()
+	assert.Equal(t, []float64{200, 500, 1000, 2000}, ticks(260, 1900))
+	assert.Equal(t, []float64{200, 500}, ticks(200, 200), "both ends are apart")
+	assert.Equal(t, []float64{1, 2, 5, 10}, ticks(1, 9))
+}
+
+func TestChartIsWellFormedAndNamesItsLines(t *testing.T) {
+	t.Parallel()
+	c := chart{title: "a < b & c", x: "x", y: "y"}
+	for _, x := range []float64{1, 16, 256} {
+		c.add("up", point{x, 100 * x, 90 * x, 110 * x})
+		c.add("up", point{x, 1, 1, 1}) // the same measurement, compared with another rival
+		c.add("flat", point{x, 100, 100, 100})
+		c.add("close", point{x, 101, 100, 102})
+	}
+	drawing := c.svg()
+	assert.NotContains(t, drawing, "%!", "a format and its arguments")
+	decoder := xml.NewDecoder(strings.NewReader(drawing))
+	var texts []string
+	circles := 0
+	for {
+		token, err := decoder.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+		switch token := token.(type) {
+		case xml.StartElement:
+			if token.Name.Local == "circle" {
+				circles++
+			}
+		case xml.CharData:
+			texts = append(texts, string(token))
+		}
+	}
+	assert.Equal(t, 9, circles)
+	for _, want := range []string{"a < b & c", "up", "flat", "close", "256", "10,000"} {
+		assert.Contains(t, texts, want)
+	}
+	_, y, _, _ := c.axes()
+	at := c.labels(y)
+	slices.Sort(at)
+	for i := 1; i < len(at); i++ {
+		assert.GreaterOrEqual(t, at[i]-at[i-1], 17.0, "labels do not cover each other")
+	}
+	drawn, err := drawWindows(t.TempDir(), nil)
+	require.NoError(t, err)
+	assert.Empty(t, drawn, "nothing to draw")
+}
