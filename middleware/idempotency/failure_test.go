@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/penstock-mq/penstock/middleware/receipts"
@@ -113,7 +114,27 @@ func TestContentionInsideTheHandler(t *testing.T) {
 		if !errors.Is(err, ErrContention) || !errors.Is(err, errBusy) || !strings.Contains(err.Error(), "another handle") {
 			e.Errorf("got %v", err)
 		}
+		if n := len(e.log.Captured()[watermill.ErrorLogLevel]); n != 1 { // at the first, not after all tries
+			e.Errorf("%d error lines", n)
+		}
 	})
+}
+
+// A handler that ends its transaction and then gives up leaves a torn receipt; why it gave up is not lost with it.
+func TestPermanentAfterTheHandlerCommitted(t *testing.T) {
+	e := newEnv(t, nil)
+	h := e.acting(func(msg *message.Message) error {
+		tx, _ := TxFrom[*fakeTx](msg.Context())
+		tx.commitByHand()
+		return Permanent(errHandler)
+	})
+	if _, err := h(deliver("u-1", "p")); err != nil {
+		t.Fatal(err)
+	}
+	if len(e.store.letters) != 1 || e.store.letters[0].Kind != receipts.KindTorn ||
+		!strings.Contains(e.store.letters[0].Reason, errHandler.Error()) {
+		t.Errorf("dead letters %+v", e.store.letters)
+	}
 }
 
 // T21: while one message waits for its next try, the lane is free for others.

@@ -115,6 +115,9 @@ func (m *Middleware[T]) handlerFailed(p *pending[T], err error, begun time.Time)
 	if v.kind == kindContention && m.info.Lanes == 1 {
 		v.err = fmt.Errorf("inside the handler, whose transaction is the only writer: does it write through another handle than "+
 			"its transaction? %w", v.err)
+		if _, known := m.inOwnWay.LoadOrStore(p.handler, true); !known {
+			m.log.Error("A handler met contention although its transaction is the only writer", v.err, m.fields(p))
+		}
 	}
 	return v
 }

@@ -39,7 +39,8 @@ type Middleware[T any] struct {
 	counters   counters
 	inside     arrivals
 	lastCommit atomic.Int64 // Unix nanoseconds
-	withoutTx  sync.Map     // handler names that were logged
+	withoutTx  sync.Map     // names of handlers that were logged for not asking for their transaction
+	inOwnWay   sync.Map     // names of handlers that were logged for contention with themselves
 }
 
 // New makes the middleware of one consumer. It asks the store's Check, for at most 10 s, and refuses what cannot work; its

@@ -93,6 +93,9 @@ func (m *Middleware[T]) held(p *pending[T], r *running[T], result receipts.Claim
 	switch {
 	case result.Status == receipts.ClaimTorn:
 		reason := fmt.Sprintf("its receipt of %s belongs to transaction %s, which did not commit as a whole", stamp(receipt.At), receipt.Nonce)
+		if p.permanent != nil {
+			reason += "; its handler gave up: " + p.permanent.Error()
+		}
 		return m.divert(p, r, receipts.KindTorn, reason, &m.counters.torn, runAgain)
 	case bytes.Equal(receipt.Fingerprint, p.fingerprint):
 		v := done(&m.counters.replayed)
