@@ -53,6 +53,12 @@ func TestMemoryInBubble(t *testing.T) {
 	wantNotRun(t, rep, "D06/kill", "G03/kill", "L04/signal")
 }
 
+// Run, as a driver's author calls it: a subtest for each clause, and a skip that names the hook for each that one process
+// cannot offer.
+func TestMemoryBySubtests(t *testing.T) {
+	contracttest.Run(t, contracttest.Harness{Name: "memory", Bubble: true, Fresh: memoryHarness})
+}
+
 func TestMemoryInRealTime(t *testing.T) {
 	h := memoryHarness()
 	h.Signal = func(context.Context) error { return syscall.Kill(os.Getpid(), syscall.SIGTERM) }

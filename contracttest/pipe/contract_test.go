@@ -33,6 +33,13 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	}
+	if path := os.Getenv(brokerVar); path != "" {
+		if err := serveAsChild(path); err != nil {
+			fmt.Fprintln(os.Stderr, "broker:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	goleak.VerifyTestMain(m)
 }
 

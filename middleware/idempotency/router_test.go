@@ -282,6 +282,20 @@ type (
 	shipOrder    struct{ ID string }
 )
 
+// publishTwice sends two copies of one event.
+func (a *app) publishTwice(marshaler cqrs.CommandEventMarshaler, event any) {
+	a.Helper()
+	msg, err := marshaler.Marshal(event)
+	if err != nil {
+		a.Fatal(err)
+	}
+	for range 2 {
+		if err := a.broker.Publish(marshaler.Name(event), msg); err != nil {
+			a.Fatal(err)
+		}
+	}
+}
+
 // T27, T31: two CQRS handlers of one event, an event bus inside one of them, and a command bus.
 func TestCQRS(t *testing.T) {
 	a := newApp(t)
@@ -356,15 +370,7 @@ func TestCQRS(t *testing.T) {
 	}
 	a.start()
 
-	placed, err := ids.Marshal(orderPlaced{ID: "1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		if err := a.broker.Publish(ids.Name(orderPlaced{}), placed); err != nil {
-			t.Fatal(err)
-		}
-	}
+	a.publishTwice(ids, orderPlaced{ID: "1"})
 	until(t, "all acknowledged", func() bool { return acknowledged(m.Report()) == 6 })
 	want := map[string]int{"charge": 1, "mail": 1, "ship": 1, "carry": 1}
 	if got := a.effects(); !reflect.DeepEqual(got, want) {
