@@ -61,7 +61,7 @@ type nowhere struct{}
 var _ receipts.Store[nothing] = nowhere{}
 
 func (nowhere) Check(context.Context) (receipts.Info, error) {
-	return receipts.Info{Dialect: "nowhere", Lanes: 1, Schema: 1}, nil
+	return receipts.Info{Dialect: "nowhere", Lanes: 1, Parts: true, Schema: 1}, nil
 }
 func (nowhere) Migrate(context.Context) error { return nil }
 
@@ -85,6 +85,11 @@ func (nowhere) Stats(context.Context) (receipts.Stats, error) { return receipts.
 func (nowhere) Classify(error) receipts.Class { return receipts.ClassOther }
 
 type nowhereTx struct{}
+
+func (nowhereTx) Unclaim(context.Context, []receipts.Claim) error { return nil }
+func (nowhereTx) Part(context.Context) error                      { return nil }
+func (nowhereTx) Keep(context.Context) error                      { return nil }
+func (nowhereTx) Undo(context.Context) error                      { return nil }
 
 func (nowhereTx) Raw() nothing          { return nothing{} }
 func (nowhereTx) Nonce() receipts.Nonce { return receipts.Nonce{} }

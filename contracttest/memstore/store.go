@@ -101,7 +101,7 @@ func (s *Store) nextLost() *lostCommit {
 
 // Check always finds one lane, one writer and the tables.
 func (s *Store) Check(ctx context.Context) (receipts.Info, error) {
-	return receipts.Info{Dialect: "memory", Lanes: 1, Schema: 1}, s.there(ctx)
+	return receipts.Info{Dialect: "memory", Lanes: 1, Parts: true, Schema: 1}, s.there(ctx)
 }
 
 // Migrate has nothing to do.
@@ -223,6 +223,7 @@ type transaction struct {
 	timer *time.Timer
 	fresh []id
 	next  int
+	part  state
 }
 
 var _ receipts.Tx[*Tx] = (*transaction)(nil)
@@ -253,6 +254,34 @@ func (t *transaction) Claim(ctx context.Context, claims []receipts.Claim) ([]rec
 		}
 	})
 	return results, err
+}
+
+// Unclaim deletes fresh receipts.
+func (t *transaction) Unclaim(ctx context.Context, claims []receipts.Claim) error {
+	return t.write(ctx, func(st *state) {
+		for _, c := range claims {
+			key := id{c.Scope, string(c.Key)}
+			if st.receipts[key].Nonce == t.nonce {
+				delete(st.receipts, key)
+				t.fresh = slices.DeleteFunc(t.fresh, func(f id) bool { return f == key })
+			}
+		}
+	})
+}
+
+// Part remembers the state.
+func (t *transaction) Part(ctx context.Context) error {
+	return t.write(ctx, func(st *state) { t.part = st.clone() })
+}
+
+// Keep forgets what Part remembered.
+func (t *transaction) Keep(ctx context.Context) error {
+	return t.write(ctx, func(*state) { t.part = state{} })
+}
+
+// Undo goes back to what Part remembered.
+func (t *transaction) Undo(ctx context.Context) error {
+	return t.write(ctx, func(st *state) { *st, t.part = t.part, state{} })
 }
 
 // AddOutputs stores outputs.

@@ -68,6 +68,33 @@ type Config struct {
 	// listed in Report. A delivery that carries stricter ones fails, with the remedy, before its handler runs.
 	Limits sdk.Limits
 
+	// Atomicity says what one message's failure does to the others of its batch.
+	Atomicity Atomicity
+
+	// BatchSize is the most messages that share a transaction; 0 means 256. A message never waits for others to come: a
+	// batch is what arrived while the transaction before it ran. 1 means a transaction for each message.
+	BatchSize int
+
+	// BatchTime is how long a batch's handlers may have run when it takes up another message; 0 means 20 ms. It keeps slow
+	// handlers from delaying each other's commit.
+	BatchTime time.Duration
+
+	// Lanes is the most transactions that run at a time; 0 means as many as the store says make sense. It never exceeds that
+	// number, nor the connections of the pool less one.
+	Lanes int
+
+	// MaxPending is the most deliveries that are taken up at a time; 0 means 4096. Further ones wait at the door, without
+	// anything being kept for them.
+	MaxPending int
+
+	// LockKeys names the rows that a message's handler will touch. A batch runs its messages in the order of these names, so
+	// that batches in several lanes do not lock each other out; nil means that nothing is known of them.
+	LockKeys func(msg *message.Message) []string
+
+	// OrderKey gives the key whose messages are handled in the order they were handed out, "" for a message without order. It
+	// needs the decorator Ordered on the router's subscribers. nil means no order.
+	OrderKey func(msg *message.Message) string
+
 	// TxBudget is the longest time a transaction may stay open; 0 means 10 s. It must be below Limits.Lease.
 	TxBudget time.Duration
 
@@ -97,6 +124,18 @@ const (
 	// AtMostOnce: the receipt commits in a transaction of its own before the handler runs in a second one: never applied
 	// twice, perhaps lost. Not only a crash loses the message, any error of the handler does: what comes again is a replay.
 	AtMostOnce
+)
+
+// Atomicity says what one message's failure does to the others of its batch.
+type Atomicity uint8
+
+// The atomicities.
+const (
+	// PerMessage: a failure undoes the work of its own message only. A handler may run again though it did not fail itself:
+	// its effects must all be inside the transaction, or repeatable.
+	PerMessage Atomicity = iota
+	// PerBatch: all messages of a batch commit, or none; earlier batches stay.
+	PerBatch
 )
 
 // ConflictPolicy says what happens to a conflict: an identity that comes again with another payload.

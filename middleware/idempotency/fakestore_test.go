@@ -31,6 +31,7 @@ type commitFault struct {
 // number of calls so far, from 1; nil and zero mean no fault.
 type fakeStore struct {
 	onBegin, onClaim, onAddOutputs, onDivert func(n int) error
+	onPart, onKeep, onUndo, onUnclaim        func(n int) error
 	onResolve, onUnsent, onOutputs, onMark   func(n int) error
 	onCommit                                 func(n int) commitFault
 	heldElsewhere                            int // the first claims wait for another transaction, until their context ends
@@ -53,7 +54,7 @@ type fakeStore struct {
 
 func newFakeStore() *fakeStore {
 	return &fakeStore{
-		info:   receipts.Info{Dialect: "sqlite", Lanes: 1, Pool: 4, Schema: 1},
+		info:   receipts.Info{Dialect: "sqlite", Lanes: 1, Parts: true, Pool: 4, Schema: 1},
 		writer: make(chan struct{}, 1), calls: map[string]int{},
 		receipts: map[string]receipts.Receipt{}, markers: map[receipts.Nonce]bool{}, effects: map[string]int{},
 	}
@@ -188,9 +189,60 @@ type fakeTx struct {
 	outputs []receipts.Output
 	letters []receipts.DeadLetter
 
+	part *fakePart
+
 	mu    sync.Mutex
 	ended bool
 	stole bool // the handler committed or rolled back
+}
+
+// fakePart is what Undo goes back to.
+type fakePart struct {
+	effects          map[string]int
+	outputs, letters int
+}
+
+func (tx *fakeTx) Unclaim(_ context.Context, claims []receipts.Claim) error {
+	if err := tx.s.fault("unclaim", tx.s.onUnclaim); err != nil {
+		return err
+	}
+	for _, c := range claims {
+		delete(tx.fresh, receiptKey(c.Scope, c.Key))
+	}
+	return nil
+}
+
+func (tx *fakeTx) Part(context.Context) error {
+	if err := tx.s.fault("part", tx.s.onPart); err != nil {
+		return err
+	}
+	tx.part = &fakePart{effects: maps.Clone(tx.effects), outputs: len(tx.outputs), letters: len(tx.letters)}
+	return nil
+}
+
+func (tx *fakeTx) Keep(context.Context) error {
+	if err := tx.s.fault("keep", tx.s.onKeep); err != nil {
+		return err
+	}
+	return tx.partOver()
+}
+
+func (tx *fakeTx) Undo(context.Context) error {
+	if err := tx.s.fault("undo", tx.s.onUndo); err != nil {
+		return err
+	}
+	if err := tx.partOver(); err != nil {
+		return err
+	}
+	tx.effects, tx.outputs, tx.letters = tx.part.effects, tx.outputs[:tx.part.outputs], tx.letters[:tx.part.letters]
+	return nil
+}
+
+func (tx *fakeTx) partOver() error {
+	if tx.stole {
+		return receipts.ErrTxEnded
+	}
+	return nil
 }
 
 func (tx *fakeTx) add(name string, n int) { tx.effects[name] += n }

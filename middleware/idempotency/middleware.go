@@ -112,6 +112,16 @@ func (m *Middleware[T]) HandleOutputs(topic string, h func(ctx context.Context, 
 	})
 }
 
+// HandleBatch makes a handler of a function that writes the effects of several messages at once: those of one batch that
+// are neither replayed nor conflicting, at least one. Config.Inside does not apply to it. Its error undoes all of them; with
+// PerMessage they run again in halves, until a batch of one fails: only that message is charged. Inside another level of
+// the same middleware, such as Plugin, it gets one message at a time.
+func (m *Middleware[T]) HandleBatch(h func(ctx context.Context, tx T, msgs []*message.Message) error) message.NoPublishHandlerFunc {
+	return m.Handle(func(ctx context.Context, tx T, msg *message.Message) error {
+		return h(ctx, tx, []*message.Message{msg})
+	})
+}
+
 // Plugin adds Wrap to a router as its last, innermost, middleware: router.AddPlugin(m.Plugin), after all others. Handlers
 // made with Handle or HandleOutputs join it. Middlewares added while the router runs are inside it, which they must not
 // be if they retry or swallow errors.

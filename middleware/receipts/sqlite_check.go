@@ -33,7 +33,7 @@ func (s *SQLite) Check(ctx context.Context) (Info, error) {
 		ctx, cancel = context.WithTimeout(ctx, checkTimeout)
 		defer cancel()
 	}
-	info := Info{Dialect: "sqlite", Lanes: 1, Pool: s.db.Stats().MaxOpenConnections}
+	info := Info{Dialect: "sqlite", Lanes: 1, Parts: true, Pool: s.db.Stats().MaxOpenConnections}
 	err := s.check(ctx, &info)
 	if err != nil {
 		return Info{}, fmt.Errorf("receipts: checking the SQLite handle: %w", err)

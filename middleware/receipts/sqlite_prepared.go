@@ -17,7 +17,7 @@ func (s *SQLite) prepare(ctx context.Context) error {
 		return nil
 	}
 	prepared := sqlitePrepared{}
-	for _, query := range []string{s.q.savepoint, s.q.release, s.q.claimOne, s.q.heldOne, s.q.markerOne, s.q.addOutput} {
+	for _, query := range []string{s.q.savepoint, s.q.release, s.q.part, s.q.keep, s.q.claimOne, s.q.heldOne, s.q.markerOne, s.q.addOutput} {
 		stmt, err := s.db.PrepareContext(ctx, query)
 		if err != nil {
 			prepared.close()

@@ -9,6 +9,8 @@ const sqliteChunk = 1000
 // sqliteQueries holds the SQL text of one prefix, built once. A %s stands for a list that depends on the number of rows.
 type sqliteQueries struct {
 	savepoint, release string
+	part, keep, undo   string
+	unclaimMany        string
 
 	claimOne, claimMany, heldOne, heldMany string
 	markerOne, countMany, markerMany       string
@@ -39,8 +41,12 @@ const (
 func newSQLiteQueries(prefix string) sqliteQueries {
 	p := func(sql string) string { return strings.ReplaceAll(sql, defaultPrefix, prefix) }
 	return sqliteQueries{
-		savepoint: p(`SAVEPOINT penstock_guard`),
-		release:   p(`RELEASE penstock_guard`),
+		savepoint:   p(`SAVEPOINT penstock_guard`),
+		release:     p(`RELEASE penstock_guard`),
+		part:        p(`SAVEPOINT penstock_part`),
+		keep:        p(`RELEASE penstock_part`),
+		undo:        p(`ROLLBACK TO penstock_part`),
+		unclaimMany: p(`DELETE FROM penstock_receipts WHERE nonce = ? AND (scope, identity_key) IN (VALUES %s)`),
 
 		claimOne: p(`INSERT INTO penstock_receipts (nonce, scope, identity_key, fingerprint, state, created_at)
 	VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`),

@@ -76,9 +76,21 @@ type Tx[T any] interface {
 	Nonce() Nonce
 	// Claim inserts a receipt for each claim, all in one statement, in key order, and answers in the order of the claims.
 	// A receipt that was there before is returned, not touched; one that this transaction claimed earlier is ClaimHeld, with
-	// this transaction's nonce. Claims of one call must be distinct. An error leaves nothing claimed once the transaction is
-	// rolled back. More claims than the database takes in one statement are inserted by several, in key order.
+	// this transaction's nonce. Claims of one call must be distinct. An identity that another open transaction has claimed is
+	// waited for, until that one ends, ctx is done or TxOptions.ClaimWait is over; the last two are contention for Classify.
+	// An error leaves nothing claimed once the transaction is rolled back. More claims than the database takes in one statement are inserted by several, in key order.
 	Claim(ctx context.Context, claims []Claim) ([]ClaimResult, error)
+	// Unclaim deletes receipts that this transaction claimed freshly: those messages stay without one. Claims name them by
+	// scope and key. One that is not this transaction's is left alone.
+	Unclaim(ctx context.Context, claims []Claim) error
+	// Part begins the part of one message: what is written from here on can be undone alone. Parts follow each other and do
+	// not nest; Claim and Unclaim are not called inside one. Part, Keep and Undo are for stores whose Info.Parts is true.
+	Part(ctx context.Context) error
+	// Keep ends the part: it is committed if the transaction is. ErrTxEnded: the transaction was ended inside this part.
+	Keep(ctx context.Context) error
+	// Undo undoes the part, outputs and dead letters included, and ends it. ErrTxEnded: as for Keep. After any error only
+	// Rollback is left.
+	Undo(ctx context.Context) error
 	// AddOutputs stores messages to be sent after the commit. The store sets Nonce and Position, continuing from earlier
 	// calls of the same transaction, and returns the outputs as stored.
 	AddOutputs(ctx context.Context, outputs []Output) ([]Output, error)
@@ -98,6 +110,9 @@ type TxOptions struct {
 	// Budget is the longest time from Begin to the start of COMMIT. When it ends the transaction is rolled back, by the
 	// server where it can. 0 means no bound.
 	Budget time.Duration
+	// ClaimWait is the longest time a Claim waits for another open transaction that has claimed one of its identities. 0
+	// means as long as its context. Where there is a single writer no claim ever waits.
+	ClaimWait time.Duration
 }
 
 // Info is what Check found.
@@ -106,6 +121,10 @@ type Info struct {
 	Dialect string
 	// Lanes is the most transactions that make sense at a time: 1 where there is a single writer.
 	Lanes int
+	// Parts tells that Part, Keep and Undo work: one message's work can be undone alone, at little cost.
+	Parts bool
+	// ClaimWait is how long a claim should wait for another open transaction before its message is set aside; 0 means 100 ms.
+	ClaimWait time.Duration
 	// Pool is the most open connections of the handle; 0 means no bound.
 	Pool int
 	// Schema is the version of the tables.
