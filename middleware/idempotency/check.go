@@ -16,6 +16,9 @@ import (
 const (
 	defaultTxBudget          = 10 * time.Second
 	defaultContentionRetries = 8
+	defaultBatchSize         = 256
+	defaultBatchTime         = 20 * time.Millisecond
+	defaultMaxPending        = 4096
 	// maxConsumer leaves room for handler name and topic in the scope.
 	maxConsumer = 200
 )
@@ -30,6 +33,15 @@ func (c Config) withDefaults() Config {
 	}
 	if isNil(c.Logger) {
 		c.Logger = watermill.NopLogger{}
+	}
+	if c.BatchSize == 0 {
+		c.BatchSize = defaultBatchSize
+	}
+	if c.BatchTime == 0 {
+		c.BatchTime = defaultBatchTime
+	}
+	if c.MaxPending == 0 {
+		c.MaxPending = defaultMaxPending
 	}
 	c.Aliases = maps.Clone(c.Aliases)
 	c.Inside = slices.Clone(c.Inside)
@@ -77,6 +89,10 @@ func (c Config) checkBounds() error {
 		return fmt.Errorf("config: MaxAttempts is %d: attempts are not counted yet, leave it 0", c.MaxAttempts)
 	case c.ContentionRetries < 0:
 		return fmt.Errorf("config: ContentionRetries is %d: use 0 for %d, or a positive number", c.ContentionRetries, defaultContentionRetries)
+	case c.Atomicity > PerBatch:
+		return fmt.Errorf("config: Atomicity is %d: use PerMessage or PerBatch", c.Atomicity)
+	case c.BatchSize < 0 || c.BatchTime < 0 || c.Lanes < 0 || c.MaxPending < 0:
+		return errors.New("config: BatchSize, BatchTime, Lanes or MaxPending is negative: use 0 for the default, or a positive value")
 	case c.TxBudget < 0:
 		return fmt.Errorf("config: TxBudget is %v: use 0 for %v, or a positive duration", c.TxBudget, defaultTxBudget)
 	case c.Limits.Lease < 0 || c.Limits.Horizon < 0 || c.Limits.MaxInFlight < 0:
@@ -109,8 +125,11 @@ func (c Config) checkOutputs() error {
 
 // lanesFor gives the number of lanes: as many as make sense and leave one connection of the pool for everything else. A
 // single writer may share its only connection, because nothing here holds one while it asks for another.
-func lanesFor(info receipts.Info) (int, error) {
+func lanesFor(cfg Config, info receipts.Info) (int, error) {
 	n := max(info.Lanes, 1)
+	if cfg.Lanes > 0 {
+		n = min(n, cfg.Lanes)
+	}
 	if info.Pool <= 0 {
 		return n, nil
 	}

@@ -85,7 +85,7 @@ func TestLanes(t *testing.T) {
 		{receipts.Info{Dialect: "postgres", Lanes: 0, Pool: 9}, 1},
 	}
 	for _, tt := range tests {
-		if got, err := lanesFor(tt.info); err != nil || got != tt.want {
+		if got, err := lanesFor(Config{}, tt.info); err != nil || got != tt.want {
 			t.Errorf("%+v: %d lanes, %v, want %d", tt.info, got, err, tt.want)
 		}
 	}

@@ -1,10 +1,7 @@
 package idempotency
 
 import (
-	"context"
-	"fmt"
 	"maps"
-	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -15,26 +12,23 @@ import (
 // maxReason bounds a dead letter's reason, in bytes.
 const maxReason = 300
 
-// divert stores the message's dead letter in the open transaction and commits; only then is the message done. Storing
-// the same dead letter again adds nothing.
-func (m *Middleware[T]) divert(p *pending[T], r *running[T], why receipts.DeadLetterKind, reason string, count *atomic.Uint64, lost unknown) verdict {
-	letter := receipts.DeadLetter{
+// letter makes a message's dead letter.
+func (m *Middleware[T]) letter(p *pending[T], why receipts.DeadLetterKind, reason string) receipts.DeadLetter {
+	p.reason = brief(reason, maxReason)
+	return receipts.DeadLetter{
 		Scope: p.scope, Key: p.key, Fingerprint: p.fingerprint,
-		Kind: why, Reason: brief(reason, maxReason),
+		Kind: why, Reason: p.reason,
 		Consumer: m.cfg.Consumer, Handler: p.handler, Topic: p.topic,
 		UUID: p.msg.UUID, Metadata: maps.Clone(p.msg.Metadata), Payload: p.msg.Payload,
 		At: time.Now(),
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), m.cfg.TxBudget)
-	defer cancel()
-	if err := r.tx.Divert(ctx, []receipts.DeadLetter{letter}); err != nil {
-		return m.classify(fmt.Errorf("divert as %s: %w", why, err), returnedAndHeld)
-	}
-	v := m.commit(p, r, done(count), lost, returnedAndHeld)
-	if v.kind == kindDone {
+}
+
+// logDiverted tells of a dead letter that is durable now.
+func (m *Middleware[T]) logDiverted(p *pending[T]) {
+	if p.v.diverted != "" {
 		m.log.Info("Diverted a message into the dead-letter table", m.fields(p).Add(watermill.LogFields{
-			"kind": string(why), "reason": letter.Reason,
+			"kind": string(p.v.diverted), "reason": p.reason,
 		}))
 	}
-	return v
 }

@@ -38,6 +38,12 @@ var (
 	ErrRelayRunning = errors.New("another Run of this middleware has not returned")
 )
 
+// errBehind is why a message goes back that did not fail itself.
+var errBehind = errors.New("an earlier message of the same order key failed and comes first")
+
+// errWhose refuses an output of a batch handler that names no message.
+var errWhose = fmt.Errorf("%w: in a batch handler, publish with the context of the message that the output belongs to", ErrNoOutputs)
+
 // What a handler "returned" that did not return an error.
 var (
 	errNacked   = errors.New("the handler nacked its message")

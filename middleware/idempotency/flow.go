@@ -6,7 +6,7 @@ import (
 
 // handle takes one delivery through the middleware. It returns to the router only when the message may be acknowledged
 // (nil), or with the reason why it must come again.
-func (m *Middleware[T]) handle(msg *message.Message, h, chain message.HandlerFunc, consumerOnly bool) ([]*message.Message, error) {
+func (m *Middleware[T]) handle(msg *message.Message, h message.HandlerFunc, q *queue[T], consumerOnly bool) ([]*message.Message, error) {
 	p := m.newPending(msg, consumerOnly)
 	if err := m.identify(p); err != nil {
 		return nil, m.giveBack(p, returnedAndHeld(err))
@@ -17,14 +17,14 @@ func (m *Middleware[T]) handle(msg *message.Message, h, chain message.HandlerFun
 	if m.sharesStore(p.ctx) {
 		return nil, m.giveBack(p, returnedAndHeld(ErrNested))
 	}
-	return m.settle(p, chain)
+	return m.settle(p, q)
 }
 
 // settle brings a message that claims for itself to its end, and notices where the handler did not return: a panic
-// passes on with its value, after Goexit the router would settle nothing, so the message is nacked here. Either way the
-// transaction was rolled back and the lane freed by then.
-func (m *Middleware[T]) settle(p *pending[T], h message.HandlerFunc) (outputs []*message.Message, err error) {
-	m.inside.enter(p, p.arrived)
+// passes on with its value, after Goexit the router would settle nothing, so the message is nacked here. Either way its
+// work was undone by then.
+func (m *Middleware[T]) settle(p *pending[T], q *queue[T]) (outputs []*message.Message, err error) {
+	m.inside.enter(p)
 	defer m.inside.leave(p)
 	defer m.disown(p)
 	finished := false
@@ -33,6 +33,8 @@ func (m *Middleware[T]) settle(p *pending[T], h message.HandlerFunc) (outputs []
 			return
 		}
 		value := recover()
+		m.inside.release(p, verdict{})
+		p.ticket.stumbled()
 		m.counters.failed.Add(1)
 		m.holdBack(p, 0)
 		if value != nil {
@@ -41,41 +43,66 @@ func (m *Middleware[T]) settle(p *pending[T], h message.HandlerFunc) (outputs []
 		m.log.Error("The handler called runtime.Goexit, as test helpers and some loggers do; its message comes again", errPanicked, m.fields(p))
 		p.msg.Nack()
 	}()
-	outputs, err = m.process(p, h)
+	outputs, err = m.process(p, q)
 	finished = true
 	return outputs, err
 }
 
-// process makes rounds until the message is done or goes back.
-func (m *Middleware[T]) process(p *pending[T], h message.HandlerFunc) ([]*message.Message, error) {
+// process finds out what becomes of a message, and does what follows from it.
+func (m *Middleware[T]) process(p *pending[T], q *queue[T]) ([]*message.Message, error) {
+	v := m.verdictOn(p, q)
+	m.inside.release(p, v)
+	switch v.kind {
+	case kindDone:
+		p.ticket.passed()
+		return m.conclude(p, v)
+	case kindFailed:
+		return nil, m.fail(p, v)
+	default:
+		return nil, m.giveBack(p, v)
+	}
+}
+
+// verdictOn is what a message came to: done, failed or returned.
+func (m *Middleware[T]) verdictOn(p *pending[T], q *queue[T]) verdict {
 	if err := m.examine(p); err != nil {
-		return nil, m.giveBack(p, returnedAndHeld(err))
+		return returnedAndHeld(err)
 	}
 	if err := m.checkLease(p); err != nil {
-		return nil, m.giveBack(p, returnedAndHeld(err))
+		return returnedAndHeld(err)
+	}
+	if err := m.takeUp(p); err != nil {
+		return returned(err)
+	}
+	defer func() { <-m.inside.door }()
+	if v := m.follow(p); v.kind != kindNone {
+		return v
 	}
 	for {
-		switch v := m.round(p, h); v.kind {
-		case kindDone:
-			return m.conclude(p, v)
-		case kindClaimed:
-			p.claimed, p.contentions = true, 0
-		case kindPermanent:
-			p.permanent, p.contentions = v.err, 0
-		case kindContention:
-			if err := m.awaitTurn(p, v.err); err != nil {
-				return nil, m.giveBack(p, returned(err))
-			}
+		switch v := m.round(p, q); v.kind {
 		case kindPaused: // and the next round waits at the gate
 		case kindOutage:
 			if err := m.awaitDatabase(p, v.err); err != nil {
-				return nil, m.giveBack(p, returned(err))
+				return returned(err)
 			}
-		case kindFailed:
-			return nil, m.fail(p, v)
 		default:
-			return nil, m.giveBack(p, v)
+			return v
 		}
+	}
+}
+
+// takeUp waits at the door while MaxPending deliveries are inside.
+func (m *Middleware[T]) takeUp(p *pending[T]) error {
+	select {
+	case m.inside.door <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case m.inside.door <- struct{}{}:
+		return nil
+	case <-p.ctx.Done():
+		return p.ctx.Err()
 	}
 }
 
@@ -88,32 +115,22 @@ func (m *Middleware[T]) join(p *pending[T], c *carrier, h message.HandlerFunc) (
 	return c.guard(p.msg, h)
 }
 
-// round is one transaction for one message: it waits while the database is away, takes a lane, and frees it again before
-// anything else is waited for.
-func (m *Middleware[T]) round(p *pending[T], h message.HandlerFunc) (v verdict) {
-	m.disown(p) // of a transaction that did not commit
+// round brings a message through transactions, its own and those it shares, unless the database is away.
+func (m *Middleware[T]) round(p *pending[T], q *queue[T]) (v verdict) {
 	probing, err := m.gate.admit(p.ctx, p.untilPatience)
 	if err != nil {
 		m.requeueLater(p, err)
 		return returned(err)
 	}
+	p.probing, p.most = probing, 0
+	if probing {
+		p.most = 1
+	}
 	defer func() { m.afterRound(probing, v) }()
-	if v = m.inLane(p, h, probing); v.kind == kindUnknown {
-		v = m.resolve(p, v)
+	if v = q.run(p); v.kind == kindBlocked {
+		v = q.runAside(p)
 	}
 	return v
-}
-
-func (m *Middleware[T]) inLane(p *pending[T], h message.HandlerFunc, probing bool) verdict {
-	lane, err := m.lanes.acquire(p.ctx)
-	if err != nil {
-		return returned(err)
-	}
-	defer lane.release()
-	if m.gate.paused.Load() && !probing {
-		return verdict{kind: kindPaused} // the one before us in this lane found out: do not try the same, one by one
-	}
-	return m.transaction(p, lane, h)
 }
 
 // disown gives up the outputs of a message that did not come to publish them.
@@ -152,6 +169,7 @@ func (m *Middleware[T]) conclude(p *pending[T], v verdict) ([]*message.Message, 
 
 // fail charges an attempt and returns the handler's error.
 func (m *Middleware[T]) fail(p *pending[T], v verdict) error {
+	p.ticket.stumbled()
 	m.counters.failed.Add(1)
 	m.holdBack(p, delayOf(v.err))
 	return p.failed(v.err, true)
@@ -159,6 +177,7 @@ func (m *Middleware[T]) fail(p *pending[T], v verdict) error {
 
 // giveBack returns a delivery that is nobody's failed attempt.
 func (m *Middleware[T]) giveBack(p *pending[T], v verdict) error {
+	p.ticket.stumbled()
 	m.counters.returned.Add(1)
 	if v.hold {
 		m.holdBack(p, 0)

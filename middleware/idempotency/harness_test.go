@@ -138,8 +138,12 @@ func (e *env) wantEffect(n int) {
 	if open := e.store.openNow(); open != 0 {
 		e.Errorf("%d transactions are open", open)
 	}
-	if busy := e.m.Report().Health.LanesBusy; busy != 0 {
-		e.Errorf("%d lanes are held", busy)
+	for wait := time.Millisecond; e.m.Report().Health.LanesBusy != 0; wait *= 2 { // whoever answered us still lets go of it
+		if wait > time.Second {
+			e.Errorf("%d lanes are held", e.m.Report().Health.LanesBusy)
+			return
+		}
+		time.Sleep(wait)
 	}
 }
 

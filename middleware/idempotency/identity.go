@@ -137,6 +137,7 @@ func (m *Middleware[T]) identify(p *pending[T]) (err error) {
 	if p.key, p.refused = keyOf(p.msg, m.cfg.IdentityField); p.refused != "" {
 		p.key = nil
 	}
+	p.id = identity{p.scope, string(p.key)}
 	return nil
 }
 

@@ -2,39 +2,153 @@ package idempotency
 
 import (
 	"context"
+	"slices"
+	"sync"
 	"sync/atomic"
 )
 
-// lanes bounds the transactions that run at a time. A lane is held from before Begin until the transaction ended, and
-// never while a message waits for something else.
-type lanes chan struct{}
+// lanes bounds the transactions that run at a time, and hands lanes out in the order in which they were asked for. A lane
+// is held from before Begin until the transaction has ended, and through the pause that follows contention; never while a
+// message waits for something else. Batches of several messages run in goroutines of lanes, which end when nothing is pending.
+type lanes[T any] struct {
+	m   *Middleware[T]
+	all int
 
-// lane is the right to run one transaction.
+	mu   sync.Mutex
+	free int
+	line []candidate[T] // who waits for a lane
+}
+
+// candidate is a queue with pending deliveries, or somebody who writes without being a delivery.
+type candidate[T any] struct {
+	queue *queue[T]
+	grant chan<- struct{}
+}
+
+// lane is the right to run one transaction, of somebody who is not a worker.
 type lane struct {
-	of    lanes
+	of    interface{ put() }
 	freed atomic.Bool
 }
 
+// release gives the lane up. It may be called again, by several goroutines.
+func (l *lane) release() {
+	if l.freed.CompareAndSwap(false, true) {
+		l.of.put()
+	}
+}
+
 // acquire waits for a lane. Its error is the context's.
-func (l lanes) acquire(ctx context.Context) (*lane, error) {
+func (l *lanes[T]) acquire(ctx context.Context) (*lane, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	grant := make(chan struct{}, 1)
+	l.mu.Lock()
+	l.line = append(l.line, candidate[T]{grant: grant})
+	l.staff()
+	l.mu.Unlock()
 	select {
-	case l <- struct{}{}:
-		if err := ctx.Err(); err != nil { // both were ready
-			<-l
-			return nil, err
-		}
+	case <-grant:
 		return &lane{of: l}, nil
 	case <-ctx.Done():
+		if !l.withdraw(grant) {
+			<-grant
+			l.put()
+		}
 		return nil, ctx.Err()
 	}
 }
 
-// release frees the lane. It may be called again, by several goroutines.
-func (l *lane) release() {
-	if l.freed.CompareAndSwap(false, true) {
-		<-l.of
+// withdraw takes somebody out of the line. It fails where the lane was granted.
+func (l *lanes[T]) withdraw(grant chan<- struct{}) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i := slices.IndexFunc(l.line, func(c candidate[T]) bool { return c.grant == grant })
+	if i < 0 {
+		return false
 	}
+	l.line = slices.Delete(l.line, i, i+1)
+	return true
+}
+
+// list puts a queue into the line, once. It wants the lock held.
+func (l *lanes[T]) list(q *queue[T]) {
+	if !q.listed && len(q.pending) > 0 {
+		q.listed = true
+		l.line = append(l.line, candidate[T]{queue: q})
+	}
+}
+
+// staff starts workers while lanes are free and somebody waits. It wants the lock held.
+func (l *lanes[T]) staff() {
+	for l.free > 0 {
+		b := l.next()
+		if b == nil {
+			return
+		}
+		l.free--
+		go l.work(b)
+	}
+}
+
+// next finds what a lane can do: it gives the batch of the first queue in the line that has one. Where somebody else is
+// first, one of the free lanes is his. nil: nobody waits who could go on. It wants the lock held, and a lane counted as free.
+func (l *lanes[T]) next() *batch[T] {
+	for len(l.line) > 0 && l.free > 0 {
+		c := l.line[0]
+		l.line = l.line[1:]
+		if c.grant != nil {
+			l.free--
+			c.grant <- struct{}{}
+			continue
+		}
+		c.queue.listed = false
+		if members := c.queue.take(); len(members) > 0 {
+			l.list(c.queue) // behind the others
+			return &batch[T]{m: l.m, q: c.queue, members: members}
+		}
+	}
+	return nil
+}
+
+// work runs batches in a lane until nobody waits, or until a batch has given the lane up.
+func (l *lanes[T]) work(b *batch[T]) {
+	for b != nil {
+		held := &lane{of: l}
+		b.lane = held
+		b.run()
+		b.finish(context.Background())
+		if !held.freed.CompareAndSwap(false, true) {
+			return
+		}
+		b = l.turn()
+	}
+}
+
+// turn gives a worker its next batch, or takes its lane back.
+func (l *lanes[T]) turn() *batch[T] {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.free++
+	b := l.next()
+	if b != nil {
+		l.free--
+	}
+	return b
+}
+
+// put takes a lane back and lets the next one have it.
+func (l *lanes[T]) put() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.free++
+	l.staff()
+}
+
+// busy tells how many lanes are held.
+func (l *lanes[T]) busy() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all - l.free
 }

@@ -27,7 +27,9 @@ type Middleware[T any] struct {
 	info  receipts.Info
 	log   watermill.LoggerAdapter
 
-	lanes    lanes
+	lanes    *lanes[T]
+	side     side
+	inside   *inside[T]
 	gate     *gate
 	sending  *sending
 	failures failing
@@ -37,7 +39,6 @@ type Middleware[T any] struct {
 	nudges   chan receiptRef
 
 	counters   counters
-	inside     arrivals
 	lastCommit atomic.Int64 // Unix nanoseconds
 	withoutTx  sync.Map     // names of handlers that were logged for not asking for their transaction
 	inOwnWay   sync.Map     // names of handlers that were logged for contention with themselves
@@ -60,15 +61,17 @@ func New[T any](store receipts.Store[T], cfg Config) (*Middleware[T], error) {
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: check the receipts store: %w", err)
 	}
-	n, err := lanesFor(info)
+	n, err := lanesFor(cfg, info)
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: %w", err)
 	}
 	m := &Middleware[T]{
 		store: store, cfg: cfg, info: info, log: cfg.Logger,
-		lanes: make(lanes, n), gate: newGate(), sending: newSending(), seed: maphash.MakeSeed(),
+		side: make(side, 1), inside: newInside[T](cfg.MaxPending),
+		gate: newGate(), sending: newSending(), seed: maphash.MakeSeed(),
 		nudges: make(chan receiptRef, maxNudges),
 	}
+	m.lanes = &lanes[T]{m: m, all: n, free: n}
 	for _, warning := range info.Warnings {
 		m.log.Info("Receipts store: "+warning, watermill.LogFields{"dialect": info.Dialect})
 	}
@@ -82,7 +85,7 @@ func New[T any](store receipts.Store[T], cfg Config) (*Middleware[T], error) {
 // a lane, the database, or the backoff of a foreign subscriber's message, until the message's context is done.
 //
 // Used twice on one path, with the same message, the inner level joins the transaction of the outer one.
-func (m *Middleware[T]) Wrap(h message.HandlerFunc) message.HandlerFunc { return m.wrap(h, false) }
+func (m *Middleware[T]) Wrap(h message.HandlerFunc) message.HandlerFunc { return m.wrap(h, nil, false) }
 
 // Handle makes a handler for Router.AddConsumerHandler of a function that writes its effect through tx. ctx is the
 // message's, with the transaction in it and a deadline of Config.TxBudget. Otherwise it is like Wrap.
@@ -93,7 +96,7 @@ func (m *Middleware[T]) Handle(h func(ctx context.Context, tx T, msg *message.Me
 			return nil, err
 		}
 		return nil, h(msg.Context(), tx, msg)
-	})
+	}, nil)
 }
 
 // HandleOutputs is Handle for a function that also produces outputs: they are stored with its effect and sent through
@@ -109,17 +112,23 @@ func (m *Middleware[T]) HandleOutputs(topic string, h func(ctx context.Context, 
 			return nil, err
 		}
 		return nil, m.keep(msg.Context(), topic, produced)
-	})
+	}, nil)
 }
 
 // HandleBatch makes a handler of a function that writes the effects of several messages at once: those of one batch that
-// are neither replayed nor conflicting, at least one. Config.Inside does not apply to it. Its error undoes all of them; with
-// PerMessage they run again in halves, until a batch of one fails: only that message is charged. Inside another level of
-// the same middleware, such as Plugin, it gets one message at a time.
+// are neither replayed nor conflicting, at least one. ctx has the first message's values, the transaction, and a deadline of
+// Config.TxBudget; what belongs to one message, such as an output, goes with that message's own context. An error, or a
+// panic, undoes all of them. With PerMessage they then run again in halves, and only a message that fails alone is charged;
+// with PerBatch all go back to the broker. Config.Inside does not apply while there are several messages. Inside another level of the same
+// middleware, such as Plugin, it gets one message at a time.
 func (m *Middleware[T]) HandleBatch(h func(ctx context.Context, tx T, msgs []*message.Message) error) message.NoPublishHandlerFunc {
-	return m.Handle(func(ctx context.Context, tx T, msg *message.Message) error {
-		return h(ctx, tx, []*message.Message{msg})
-	})
+	return m.consumer(func(msg *message.Message) ([]*message.Message, error) {
+		tx, err := m.txOf(msg)
+		if err != nil {
+			return nil, err
+		}
+		return nil, h(msg.Context(), tx, []*message.Message{msg})
+	}, h)
 }
 
 // Plugin adds Wrap to a router as its last, innermost, middleware: router.AddPlugin(m.Plugin), after all others. Handlers
@@ -133,22 +142,39 @@ func (m *Middleware[T]) Plugin(r *message.Router) error {
 	return nil
 }
 
-// wrap builds the chain once: Config.Inside around the handler.
-func (m *Middleware[T]) wrap(h message.HandlerFunc, consumerOnly bool) message.HandlerFunc {
+// wrap builds the chain once, Config.Inside around the handler, and the queue of its deliveries.
+func (m *Middleware[T]) wrap(h message.HandlerFunc, batch batchHandler[T], consumerOnly bool) message.HandlerFunc {
 	chain := m.innermost(h)
 	for i := len(m.cfg.Inside) - 1; i >= 0; i-- {
 		chain = m.cfg.Inside[i](chain)
 	}
+	q := m.newQueue(chain, batch)
 	return func(msg *message.Message) ([]*message.Message, error) {
-		return m.handle(msg, h, chain, consumerOnly)
+		return m.handle(msg, h, q, consumerOnly)
 	}
 }
 
-func (m *Middleware[T]) consumer(h message.HandlerFunc) message.NoPublishHandlerFunc {
-	wrapped := m.wrap(h, true)
+func (m *Middleware[T]) consumer(h message.HandlerFunc, batch batchHandler[T]) message.NoPublishHandlerFunc {
+	wrapped := m.wrap(h, batch, true)
 	return func(msg *message.Message) error {
 		_, err := wrapped(msg)
 		return err
+	}
+}
+
+// innermost wraps the handler itself, inside Config.Inside: it stops what would run it again after a failure, and hands
+// outward, as messages, all outputs the transaction has collected.
+func (m *Middleware[T]) innermost(h message.HandlerFunc) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		c := carrierOf(msg.Context(), m)
+		if c == nil {
+			return nil, fmt.Errorf("a middleware in Config.Inside replaced the message's context: %w", ErrNoTx)
+		}
+		produced, err := c.guard(msg, h)
+		if published := c.take(); len(published) > 0 {
+			produced = append(published, produced...)
+		}
+		return produced, err
 	}
 }
 

@@ -316,7 +316,7 @@ func TestReplayBesideItsCommitter(t *testing.T) {
 				}
 				e.store.onResolve = func(n int) error { // committed, and not yet known to be
 					if n == 1 {
-						replay()
+						wg.Go(replay)
 						return errSQL
 					}
 					return nil

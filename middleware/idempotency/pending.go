@@ -8,6 +8,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/penstock-mq/penstock/middleware/receipts"
 	"github.com/penstock-mq/penstock/sdk"
 )
 
@@ -33,8 +34,34 @@ type pending[T any] struct {
 	refused   string // why it is refused; "" otherwise
 	permanent error  // the handler said so: divert it in the next transaction
 	claimed   bool   // AtMostOnce: its receipt is committed
+	reason    string // of its dead letter
 
 	owns string // its outputs, in the table of what is being published, until they are handed over; "" means none
+
+	id        identity
+	followers []*pending[T] // deliveries of the same identity that wait for this one; of inside
+
+	ticket *ticket  // its place among those of its order key; nil without order
+	line   string   // the order key
+	locks  []string // Config.LockKeys, sorted
+
+	// What is known of it in the queue and in the transaction that has it.
+	wake     chan struct{} // its turn, or its verdict, is there
+	turn     *turn
+	v        verdict
+	kept     bool    // its part is in the transaction: then is what the commit is worth
+	then     verdict // see kept
+	lost     unknown // see kept
+	fresh    bool    // its receipt was inserted by the transaction
+	gone     bool    // its handler did not return, or outlived the transaction: it is decided elsewhere
+	probing  bool    // it may go through although the database was away
+	blocked  bool    // it is in the side lane
+	most     int     // the most messages of its next transaction; 0 for any number
+	shadow   *message.Message
+	carrier  *carrier
+	cancel   context.CancelFunc
+	produced []*message.Message // the handler's answer
+	err      error              // the handler's answer
 
 	contentions int       // transactions in a row that met contention
 	outages     int       // rounds that found the database away
@@ -48,6 +75,7 @@ func (m *Middleware[T]) newPending(msg *message.Message, consumerOnly bool) *pen
 		handler: message.HandlerNameFromCtx(ctx),
 		topic:   message.SubscribeTopicFromCtx(ctx),
 		route:   route{publishTopic: message.PublishTopicFromCtx(ctx)},
+		wake:    make(chan struct{}, 1),
 	}
 	if consumerOnly {
 		p.publishTopic = ""
@@ -56,6 +84,15 @@ func (m *Middleware[T]) newPending(msg *message.Message, consumerOnly bool) *pen
 		p.delivery = info
 	}
 	return p
+}
+
+// claim asks for its receipt.
+func (p *pending[T]) claim(now time.Time) receipts.Claim {
+	state := receipts.StateDone
+	if p.permanent != nil {
+		state = receipts.StateDiverted
+	}
+	return receipts.Claim{Scope: p.scope, Key: p.key, Fingerprint: p.fingerprint, State: state, At: now}
 }
 
 func (m *Middleware[T]) takeFingerprint(p *pending[T]) error {

@@ -53,7 +53,11 @@ func (p *publisher[T]) publish(c *carrier, topic string, messages []*message.Mes
 	if c.isOver() {
 		return ErrTxOver
 	}
-	if err := p.m.acceptOutput(c.route, topic); err != nil {
+	err := p.m.acceptOutput(c.route, topic)
+	if c.together {
+		err = errWhose
+	}
+	if err != nil {
 		c.spoil(err)
 		return err
 	}

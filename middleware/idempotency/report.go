@@ -1,7 +1,6 @@
 package idempotency
 
 import (
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -87,7 +86,7 @@ func (m *Middleware[T]) Report() Report {
 }
 
 func (m *Middleware[T]) health() Health {
-	h := Health{Lanes: cap(m.lanes), LanesBusy: len(m.lanes), RelayRunning: m.relaying.Load()}
+	h := Health{Lanes: m.lanes.all, LanesBusy: m.lanes.busy(), RelayRunning: m.relaying.Load()}
 	h.PausedSince, h.Reason = m.gate.state()
 	h.Paused = !h.PausedSince.IsZero()
 	h.Pending, h.OldestPending = m.inside.state()
@@ -112,36 +111,4 @@ func (c Config) unchecked() []string {
 		names = append(names, "Horizon")
 	}
 	return names
-}
-
-// arrivals knows the deliveries inside the middleware.
-type arrivals struct {
-	mu sync.Mutex
-	at map[any]time.Time
-}
-
-func (a *arrivals) enter(who any, at time.Time) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.at == nil {
-		a.at = make(map[any]time.Time)
-	}
-	a.at[who] = at
-}
-
-func (a *arrivals) leave(who any) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	delete(a.at, who)
-}
-
-func (a *arrivals) state() (n int, oldest time.Time) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, at := range a.at {
-		if oldest.IsZero() || at.Before(oldest) {
-			oldest = at
-		}
-	}
-	return len(a.at), oldest
 }

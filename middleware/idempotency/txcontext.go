@@ -23,6 +23,8 @@ type carrier struct {
 	key    []byte
 	route  route
 	asked  atomic.Bool
+	// together: of several messages, so that no output can be told whose it is.
+	together bool
 
 	mu      sync.Mutex
 	over    bool
@@ -112,6 +114,9 @@ func (c *carrier) add(outputs []*message.Message) error {
 	defer c.mu.Unlock()
 	if c.over {
 		return ErrTxOver
+	}
+	if c.together {
+		return errWhose
 	}
 	c.outputs = append(c.outputs, outputs...)
 	return nil

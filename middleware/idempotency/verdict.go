@@ -21,7 +21,8 @@ const (
 	kindContention             // another transaction was in the way
 	kindOutage                 // the database is away
 	kindPaused                 // somebody else found the database away meanwhile: nothing was tried
-	kindUnknown                // the outcome of COMMIT is unknown
+	kindAgain                  // nothing is known of it: another transaction
+	kindBlocked                // its identity is claimed elsewhere: set it aside
 )
 
 // verdict is the result of one round.
@@ -32,21 +33,28 @@ type verdict struct {
 	hold bool
 	// count is the counter that a done message belongs to.
 	count *atomic.Uint64
+	// applied: the receipt says that the message was processed, with this payload.
+	applied bool
 	// replay: the effect was there before; its unsent outputs are looked up.
 	replay bool
+	// diverted is the kind of the dead letter that was stored.
+	diverted receipts.DeadLetterKind
 	// outputs are those stored by this transaction.
 	outputs []receipts.Output
-	// nonce names the transaction of an unknown outcome, and then is what it is worth if it did commit.
-	nonce receipts.Nonce
-	then  *verdict
+	// most is the most messages of the next transaction, 0 for any number, and contended: this one counts as contention.
+	most      int
+	contended bool
 }
 
-func done(count *atomic.Uint64) verdict     { return verdict{kind: kindDone, count: count} }
-func failed(err error) verdict              { return verdict{kind: kindFailed, err: err} }
-func returned(err error) verdict            { return verdict{kind: kindReturned, err: err} }
-func returnedAndHeld(err error) verdict     { return verdict{kind: kindReturned, err: err, hold: true} }
-func contention(err error) verdict          { return verdict{kind: kindContention, err: err} }
-func outage(err error) verdict              { return verdict{kind: kindOutage, err: err} }
+func done(count *atomic.Uint64) verdict { return verdict{kind: kindDone, count: count} }
+func failed(err error) verdict          { return verdict{kind: kindFailed, err: err} }
+func returned(err error) verdict        { return verdict{kind: kindReturned, err: err} }
+func returnedAndHeld(err error) verdict { return verdict{kind: kindReturned, err: err, hold: true} }
+func contention(err error) verdict      { return verdict{kind: kindContention, err: err} }
+func outage(err error) verdict          { return verdict{kind: kindOutage, err: err} }
+func again(most int, err error) verdict {
+	return verdict{kind: kindAgain, err: err, most: max(most, 0)}
+}
 func permanent(err error) verdict           { return verdict{kind: kindPermanent, err: err} }
 func wasCancelled(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }
 

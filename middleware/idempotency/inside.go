@@ -1,0 +1,148 @@
+package idempotency
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// inside knows the deliveries inside the middleware, and which identities they have: a second delivery of an identity that
+// is in flight here waits in memory for the first one's outcome, instead of asking the database.
+type inside[T any] struct {
+	door chan struct{} // one value for each delivery that was taken up
+
+	mu    sync.Mutex
+	at    map[*pending[T]]struct{}
+	first map[identity]*pending[T]
+}
+
+// identity names a message within this middleware.
+type identity struct{ scope, key string }
+
+func newInside[T any](most int) *inside[T] {
+	return &inside[T]{
+		door: make(chan struct{}, most), at: make(map[*pending[T]]struct{}), first: make(map[identity]*pending[T]),
+	}
+}
+
+// enter counts a delivery in.
+func (in *inside[T]) enter(p *pending[T]) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.at[p] = struct{}{}
+}
+
+func (in *inside[T]) leave(p *pending[T]) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	delete(in.at, p)
+}
+
+func (in *inside[T]) state() (n int, oldest time.Time) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for p := range in.at {
+		if oldest.IsZero() || p.arrived.Before(oldest) {
+			oldest = p.arrived
+		}
+	}
+	return len(in.at), oldest
+}
+
+// claim makes p the delivery whose outcome others of its identity wait for, unless there is one: then it waits for that one.
+func (in *inside[T]) claim(p *pending[T]) (first bool) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	other, taken := in.first[p.id]
+	if taken {
+		other.followers = append(other.followers, p)
+		return false
+	}
+	in.first[p.id] = p
+	return true
+}
+
+// release ends that, and tells those who wait what became of it. It may be called again.
+func (in *inside[T]) release(p *pending[T], v verdict) {
+	in.mu.Lock()
+	if in.first[p.id] != p {
+		in.mu.Unlock()
+		return
+	}
+	delete(in.first, p.id)
+	followers := p.followers
+	p.followers = nil
+	in.mu.Unlock()
+	for _, f := range followers {
+		f.v = p.outcomeFor(f, v)
+		f.wake <- struct{}{}
+	}
+}
+
+// stop makes a follower one no longer. It fails where its first copy has told it what became of it.
+func (in *inside[T]) stop(p *pending[T]) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	first := in.first[p.id]
+	if first == nil {
+		return false
+	}
+	i := slices.Index(first.followers, p)
+	if i < 0 {
+		return false
+	}
+	first.followers = slices.Delete(first.followers, i, i+1)
+	return true
+}
+
+// outcomeFor tells what the outcome of an identity's first copy is for another one; again: nothing, it has to ask for itself.
+func (p *pending[T]) outcomeFor(copy *pending[T], v verdict) verdict {
+	switch {
+	case v.kind == kindFailed:
+		return returnedAndHeld(fmt.Errorf("another delivery of the same message failed: %w", v.err))
+	case v.kind == kindDone && v.applied && bytes.Equal(p.fingerprint, copy.fingerprint):
+		return verdict{kind: kindDone}
+	default:
+		return again(0, nil)
+	}
+}
+
+// follow waits for the first copy's outcome, where there is one in flight. None: this is the first.
+func (m *Middleware[T]) follow(p *pending[T]) verdict {
+	if m.cfg.Guarantee == AtLeastOnce || len(p.key) == 0 {
+		return verdict{} // no receipt: each delivery is on its own
+	}
+	for !m.inside.claim(p) {
+		p.ticket.reached()
+		v := m.awaitFirst(p)
+		if v.kind == kindDone {
+			v = done(&m.counters.replayed)
+		}
+		if v.kind != kindAgain {
+			return v
+		}
+	}
+	return verdict{}
+}
+
+// awaitFirst waits for as long as two transactions may last: a first copy that needs longer is waited for by the broker.
+func (m *Middleware[T]) awaitFirst(p *pending[T]) verdict {
+	ctx, cancel := context.WithTimeout(p.ctx, 2*m.cfg.TxBudget)
+	defer cancel()
+	select {
+	case <-p.wake:
+		return p.v
+	case <-ctx.Done():
+	}
+	if !m.inside.stop(p) {
+		<-p.wake
+		return p.v
+	}
+	if err := p.ctx.Err(); err != nil {
+		return returned(err)
+	}
+	return returnedAndHeld(fmt.Errorf("%w: another delivery of the same message is still in flight", ErrContention))
+}

@@ -1,0 +1,307 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// runAll runs the handlers of the messages that need one, each in its own part of the transaction. It tells whether the
+// transaction can go on to its commit.
+func (b *batch[T]) runAll() bool {
+	run := make([]*pending[T], 0, len(b.members))
+	for _, p := range b.members {
+		if !p.decided() && !p.kept {
+			run = append(run, p)
+		}
+	}
+	if len(run) == 0 {
+		return true
+	}
+	if b.q.batch != nil && len(run) > 1 {
+		return b.runTogether(run)
+	}
+	b.parts = b.m.info.Parts && b.several() && b.m.cfg.Atomicity == PerMessage
+	defer b.endTurns()
+	for i, p := range run {
+		switch {
+		case p.ctx.Err() != nil:
+			b.giveUp(p, returned(p.ctx.Err()))
+		case p.ticket.behind():
+			b.giveUp(p, returnedAndHeld(errBehind))
+		case b.stuck[p.line]:
+			b.giveUp(p, again(0, nil)) // behind the one of its order key
+		case b.took >= b.m.cfg.BatchTime:
+			for _, late := range run[i:] {
+				b.giveUp(late, again(0, nil)) // first of the next batch
+			}
+			return true
+		case !b.part(p, i, run):
+			return false
+		}
+	}
+	return true
+}
+
+// giveUp decides about a message whose handler does not run, or whose part was undone, while the transaction goes on.
+func (b *batch[T]) giveUp(p *pending[T], v verdict) {
+	p.v = v
+	if p.line != "" {
+		if b.stuck == nil {
+			b.stuck = make(map[string]bool)
+		}
+		b.stuck[p.line] = true
+	}
+	if v.kind == kindReturned {
+		p.ticket.stumbled()
+	}
+	if p.fresh {
+		b.given = append(b.given, p.claim(time.Time{}))
+	}
+}
+
+// part is one message's part of the transaction: the handler and its outputs. It tells whether the transaction can go on.
+func (b *batch[T]) part(p *pending[T], i int, run []*pending[T]) bool {
+	if b.parts {
+		if err := b.tx.Part(context.WithoutCancel(p.ctx)); err != nil {
+			b.broken(fmt.Errorf("begin a message's part: %w", err), failed)
+			return false
+		}
+	}
+	began := time.Now()
+	outcome := b.call(p)
+	b.took += time.Since(began)
+	b.ran++
+	if outcome == turnAbandoned {
+		b.rest(again(0, nil))
+		return false
+	}
+	v := verdict{}
+	if outcome == turnReturned {
+		v = b.judge(p)
+	}
+	if v.kind == kindNone && outcome == turnReturned {
+		return b.keep(p)
+	}
+	return b.undo(p, v, i, run)
+}
+
+// judge decides whether a handler that returned may be committed, and stores its outputs. None: it may.
+func (b *batch[T]) judge(p *pending[T]) verdict {
+	err := p.err
+	if err == nil {
+		err = b.m.objection(p, b.begun)
+	}
+	if err != nil {
+		return b.m.handlerFailed(p, err, b.begun)
+	}
+	outputs, err := b.m.copyOutputs(p, append(p.produced, p.carrier.take()...))
+	if err != nil {
+		return b.m.handlerFailed(p, err, b.begun)
+	}
+	then := done(&b.m.counters.handled)
+	if len(outputs) > 0 {
+		ctx, cancel := b.detached()
+		defer cancel()
+		if then.outputs, err = b.tx.AddOutputs(ctx, outputs); err != nil {
+			return b.m.classify(fmt.Errorf("store outputs: %w", err), failed)
+		}
+		if id := b.m.owner(p.scope, p.key, b.tx.Nonce()); b.m.cfg.Outputs != nil && b.m.sending.own(id) {
+			p.owns = id
+		}
+	}
+	p.then, p.lost = then, b.m.whenUnknown()
+	return verdict{}
+}
+
+// keep makes the part stay. Where its handler has ended the transaction it shows here.
+func (b *batch[T]) keep(p *pending[T]) bool {
+	p.kept = true
+	if !b.parts {
+		return true
+	}
+	err := b.tx.Keep(context.WithoutCancel(p.ctx))
+	if err == nil {
+		return true
+	}
+	p.kept = false
+	b.ruined(p, b.m.classify(fmt.Errorf("keep a message's part: %w", err), failed))
+	return false
+}
+
+// ruined decides after a message that took the whole transaction with it.
+func (b *batch[T]) ruined(p *pending[T], v verdict) {
+	p.ticket.stumbled()
+	if v.kind == kindContention || v.kind == kindOutage {
+		b.rest(v)
+		return
+	}
+	p.v = v
+	b.rest(again(0, v.err))
+}
+
+// undo follows a handler that failed; v is what that is worth, none where it did not return. Its neighbours keep what they
+// have, where the store can undo one part alone.
+func (b *batch[T]) undo(p *pending[T], v verdict, i int, run []*pending[T]) bool {
+	if v.kind != kindContention && v.kind != kindPermanent {
+		p.ticket.stumbled()
+	}
+	switch {
+	case v.kind == kindOutage:
+		b.rest(v)
+		return false
+	case !b.several():
+		p.v = v
+		return false
+	case b.m.cfg.Atomicity == PerBatch:
+		b.undoAll(p, v)
+		return false
+	case b.parts:
+		return b.undoPart(p, v)
+	default:
+		b.cutOut(p, v, i, run)
+		return false
+	}
+}
+
+// undoAll is the failure of one message where all stand or fall together.
+func (b *batch[T]) undoAll(p *pending[T], v verdict) {
+	switch v.kind {
+	case kindContention:
+		b.rest(v)
+	case kindPermanent: // nothing of this batch is wrong but this message: it is diverted, the others run again
+		p.v = v
+		b.rest(again(0, v.err))
+	default:
+		p.v = v
+		b.rest(returnedAndHeld(errBatch))
+	}
+}
+
+// undoPart undoes one message's work and its claim.
+func (b *batch[T]) undoPart(p *pending[T], v verdict) bool {
+	if err := b.tx.Undo(context.WithoutCancel(p.ctx)); err != nil {
+		if v.kind != kindContention {
+			p.v = v
+		}
+		b.rest(b.m.classify(fmt.Errorf("undo a message's part: %w", err), func(err error) verdict { return again(0, err) }))
+		return false
+	}
+	if v.kind == kindContention {
+		p.most = 1 // somebody holds what its handler needs, perhaps itself: not with others any more
+	}
+	b.giveUp(p, v)
+	return true
+}
+
+// cutOut follows a failure where no part can be undone alone: what ran before runs again in a transaction of its own, the
+// failed one alone, the rest in the next batch.
+func (b *batch[T]) cutOut(p *pending[T], v verdict, i int, run []*pending[T]) {
+	for _, before := range run[:i] {
+		if !before.decided() {
+			before.v = again(i, v.err)
+		}
+	}
+	if !p.gone {
+		p.v = again(1, v.err)
+		p.v.contended = v.kind == kindContention
+	}
+	b.rest(again(0, v.err))
+}
+
+// call runs the handler of one message, in the goroutine that brought it.
+func (b *batch[T]) call(p *pending[T]) turnEnd {
+	b.prepare(p)
+	if p == b.self {
+		// The store ends a transaction whose budget is over; a handler that does not notice, or stands still, then keeps its
+		// own goroutine, but no longer the lane.
+		timer := time.AfterFunc(b.m.cfg.TxBudget-time.Since(b.begun), b.lane.release)
+		defer timer.Stop()
+		p.callHandler(b.q.handle)
+		return turnReturned
+	}
+	return b.giveTurn(p)
+}
+
+// prepare makes what the handler sees: its message's shadow, with the transaction in the context.
+func (b *batch[T]) prepare(p *pending[T]) {
+	p.carrier = &carrier{owner: b.m, store: b.m.store, parent: carrierIn(p.ctx), tx: b.tx.Raw(), scope: p.scope, key: p.key, route: p.route}
+	ctx, cancel := context.WithDeadline(context.WithValue(p.ctx, carrierKey{}, p.carrier), b.begun.Add(b.m.cfg.TxBudget))
+	p.shadow, p.cancel = shadowOf(ctx, p.msg), cancel
+	p.produced, p.err = nil, nil
+}
+
+// callHandler runs the handler and leaves its answer in p. Afterwards the transaction is out of its reach.
+func (p *pending[T]) callHandler(h message.HandlerFunc) {
+	defer p.carrier.end()
+	p.produced, p.err = h(p.shadow)
+}
+
+// objection is what stands against a commit although the handler returned nil.
+func (m *Middleware[T]) objection(p *pending[T], begun time.Time) error {
+	c := p.carrier
+	switch fault := c.spoiled(); {
+	case fault != nil:
+		return fmt.Errorf("%w: %w", ErrTxFailed, fault)
+	case p.delivery != nil && wasCancelled(p.ctx) && m.cfg.Guarantee != AtMostOnce:
+		return context.Cause(p.ctx) // the engine ignores our Ack from here on: the message comes again for certain
+	case nacked(p.shadow):
+		return errNacked
+	case time.Since(begun) >= m.cfg.TxBudget:
+		return context.DeadlineExceeded
+	case c.asked.Load():
+		return nil
+	case m.cfg.RequireTx:
+		return ErrTxUnused
+	}
+	m.counters.withoutTx.Add(1)
+	if _, known := m.withoutTx.LoadOrStore(p.handler, true); !known {
+		m.log.Error("A handler never asked for its transaction: its effect is outside the promise", ErrNoTx, m.fields(p).Add(
+			watermill.LogFields{"remedy": "use Handle or TxFrom; RequireTx refuses such a handler"}))
+	}
+	return nil
+}
+
+// handlerFailed tells whose failure it is that a handler failed.
+func (m *Middleware[T]) handlerFailed(p *pending[T], err error, begun time.Time) verdict {
+	if wasCancelled(p.ctx) {
+		if !errors.Is(err, context.Canceled) {
+			err = fmt.Errorf("%w: %w", context.Canceled, err)
+		}
+		return returned(err)
+	}
+	if errors.Is(err, ErrNoOutputs) || errors.Is(err, ErrTxUnused) || errors.Is(err, ErrNested) {
+		return returnedAndHeld(err) // the program has to change, not the message
+	}
+	v := m.classify(err, func(err error) verdict {
+		switch {
+		case isPermanent(err):
+			return permanent(err)
+		case time.Since(begun) >= m.cfg.TxBudget:
+			return p.outlived(m.cfg.TxBudget)
+		default:
+			return failed(err)
+		}
+	})
+	if v.kind == kindContention && m.info.Lanes == 1 {
+		v.err = fmt.Errorf("inside the handler, whose transaction is the only writer: does it write through another handle than "+
+			"its transaction? %w", v.err)
+		if _, known := m.inOwnWay.LoadOrStore(p.handler, true); !known {
+			m.log.Error("A handler met contention although its transaction is the only writer", v.err, m.fields(p))
+		}
+	}
+	return v
+}
+
+// outlived is the failure of a handler that ran for longer than its transaction may last.
+func (p *pending[T]) outlived(budget time.Duration) verdict {
+	err := p.err
+	if err == nil {
+		err = context.DeadlineExceeded
+	}
+	return failed(fmt.Errorf("the TxBudget of %v is over: %w", budget, err))
+}

@@ -1,0 +1,181 @@
+package idempotency
+
+import (
+	"slices"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// queue holds the deliveries of one handler that wait for a lane, in the order in which they run. A delivery does not wait
+// for others to come: it waits while the transactions before it run, and whoever waits with it then shares its own.
+type queue[T any] struct {
+	m      *Middleware[T]
+	handle message.HandlerFunc // Config.Inside around the handler
+	batch  batchHandler[T]     // what HandleBatch was given, or nil
+
+	// The rest belongs to the lock of m.lanes.
+	pending []*pending[T]
+	busy    map[string]struct{} // order keys of which a message is in a transaction
+	listed  bool                // it is in the line for a lane
+	limit   int                 // the most messages of the next batch; 0 means Config.BatchSize
+	mean    time.Duration       // about how long a handler runs
+}
+
+func (m *Middleware[T]) newQueue(handle message.HandlerFunc, batch batchHandler[T]) *queue[T] {
+	return &queue[T]{m: m, handle: handle, batch: batch}
+}
+
+// run brings one delivery through transactions until it is decided. Where a lane is free it runs at once, in this
+// goroutine; else it waits for its batch.
+func (q *queue[T]) run(p *pending[T]) verdict {
+	p.v, p.turn = verdict{}, nil
+	l := q.enter(p)
+	p.ticket.reached()
+	if l != nil && q.runAlone(p, l) {
+		return p.v
+	}
+	return q.await(p)
+}
+
+// runAlone runs a delivery that met a free lane. It tells whether the delivery is decided; else it is pending again.
+func (q *queue[T]) runAlone(p *pending[T], l *lane) (decided bool) {
+	b := &batch[T]{m: q.m, q: q, self: p, lane: l, members: []*pending[T]{p}}
+	defer l.release()
+	defer func() { decided = b.finish(p.ctx) }() // also where the handler did not return
+	b.run()
+	return false
+}
+
+// await waits for the verdict, and runs the handler when it is this delivery's turn. A delivery whose context ends while it
+// is pending leaves; inside a transaction it stays, for at most TxBudget.
+func (q *queue[T]) await(p *pending[T]) verdict {
+	done := p.ctx.Done()
+	for {
+		select {
+		case <-p.wake:
+			if p.turn == nil {
+				return p.v
+			}
+			if abandoned := p.takeTurn(); abandoned {
+				return p.outlived(q.m.cfg.TxBudget)
+			}
+		case <-done:
+			if q.withdraw(p) {
+				return returned(p.ctx.Err())
+			}
+			done = nil
+		}
+	}
+}
+
+// enter gives a lane where one is free; else the delivery is pending, and nil is returned.
+func (q *queue[T]) enter(p *pending[T]) *lane {
+	l := q.m.lanes
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.free > 0 && !q.occupied(p) {
+		l.free--
+		q.occupy(p)
+		return &lane{of: l}
+	}
+	q.pending = append(q.pending, p)
+	l.list(q)
+	l.staff()
+	return nil
+}
+
+// withdraw takes a delivery out of the queue. It fails where a transaction has it.
+func (q *queue[T]) withdraw(p *pending[T]) bool {
+	q.m.lanes.mu.Lock()
+	defer q.m.lanes.mu.Unlock()
+	i := slices.Index(q.pending, p)
+	if i < 0 {
+		return false
+	}
+	q.pending = slices.Delete(q.pending, i, i+1)
+	return true
+}
+
+// take gives the next batch, empty where nothing can run now. What has to wait for a message of its order key that is in a
+// transaction stays; what is behind it may go first, unless it is of the same key. It wants the lock held.
+func (q *queue[T]) take() []*pending[T] {
+	most := q.most()
+	batch := make([]*pending[T], 0, min(most, len(q.pending)))
+	var stay []*pending[T]
+	n := 0
+	for ; n < len(q.pending) && len(batch) < most; n++ {
+		p := q.pending[n]
+		if q.occupied(p) {
+			stay = append(stay, p)
+			continue
+		}
+		if p.most > 0 && p.most < most {
+			most = p.most
+		}
+		if len(batch) >= most || len(batch) > 0 && p.claimed != batch[0].claimed {
+			break
+		}
+		batch = append(batch, p)
+	}
+	if q.pending = q.pending[n:]; len(stay) > 0 {
+		q.pending = append(stay, q.pending...)
+	}
+	for _, p := range batch {
+		q.occupy(p)
+	}
+	return batch
+}
+
+// most is the most messages of the next batch: fewer where contention was met, and no more than run within BatchTime.
+func (q *queue[T]) most() int {
+	most := q.m.cfg.BatchSize
+	if q.limit > 0 {
+		most = min(most, q.limit)
+	}
+	if q.mean > 0 {
+		most = min(most, int(q.m.cfg.BatchTime/q.mean))
+	}
+	return max(most, 1)
+}
+
+// occupied tells whether a message of this one's order key is in a transaction. No other lane may take the next one.
+func (q *queue[T]) occupied(p *pending[T]) bool {
+	if p.line == "" {
+		return false
+	}
+	_, busy := q.busy[p.line]
+	return busy
+}
+
+func (q *queue[T]) occupy(p *pending[T]) {
+	if p.line == "" {
+		return
+	}
+	if q.busy == nil {
+		q.busy = make(map[string]struct{})
+	}
+	q.busy[p.line] = struct{}{}
+}
+
+// halve follows a batch of n that met contention, grow one that did not.
+func (q *queue[T]) halve(n int) { q.limit = max(1, n/2) }
+
+func (q *queue[T]) grow() {
+	if q.limit == 0 {
+		return
+	}
+	if q.limit += max(1, q.m.cfg.BatchSize/16); q.limit >= q.m.cfg.BatchSize {
+		q.limit = 0
+	}
+}
+
+// ran notes how long handlers ran. One that took very long is not to make the next batches small for long.
+func (q *queue[T]) ran(n int, took time.Duration) {
+	each := min(took/time.Duration(n), 2*q.m.cfg.BatchTime)
+	if q.mean == 0 {
+		q.mean = each
+		return
+	}
+	q.mean += (each - q.mean) / 4
+}
