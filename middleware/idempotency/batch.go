@@ -48,7 +48,6 @@ type batch[T any] struct {
 	met     int              // how often in a row contention was met
 	ran     int              // handlers that ran
 	took    time.Duration    // how long they did
-	turns   *turns           // of the worker
 }
 
 // several tells whether there are neighbours to think of.

@@ -11,7 +11,7 @@ import (
 
 // begin forgets what an earlier transaction came to.
 func (p *pending[T]) begin() {
-	p.v, p.then, p.turn = verdict{}, verdict{}, nil
+	p.v, p.then = verdict{}, verdict{}
 	p.kept, p.fresh = false, false
 }
 
@@ -34,6 +34,7 @@ func (b *batch[T]) again(p *pending[T]) bool {
 	case kindPermanent:
 		p.permanent, p.contentions = p.v.err, 0
 	case kindContention:
+		p.most = p.v.most
 		b.contended(p)
 	}
 	return p.v.kind == kindAgain || p.v.kind == kindClaimed || p.v.kind == kindPermanent || p.v.kind == kindContention

@@ -88,7 +88,7 @@ func (l *lanes[T]) staff() {
 			return
 		}
 		l.free--
-		go l.work(b)
+		l.begin(b)
 	}
 }
 
@@ -112,7 +112,18 @@ func (l *lanes[T]) next() *batch[T] {
 	return nil
 }
 
-// work runs batches in a lane until nobody waits, or until a batch has given the lane up.
+// begin lets a batch run: one message takes the lane into its own goroutine, several get a worker.
+func (l *lanes[T]) begin(b *batch[T]) {
+	if b.several() {
+		go l.work(b)
+		return
+	}
+	p := b.members[0]
+	p.v, p.lane = verdict{}, &lane{of: l}
+	p.wake <- struct{}{}
+}
+
+// work runs batches in a lane while there are some of several messages, or until one has given the lane up.
 func (l *lanes[T]) work(b *batch[T]) {
 	for b != nil {
 		held := &lane{of: l}
@@ -122,7 +133,10 @@ func (l *lanes[T]) work(b *batch[T]) {
 		if !held.freed.CompareAndSwap(false, true) {
 			return
 		}
-		b = l.turn()
+		if b = l.turn(); b != nil && !b.several() {
+			l.begin(b)
+			return
+		}
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill/message"
 )
 
 // runAll runs the handlers of the messages that need one, each in its own part of the transaction. It tells whether the
@@ -19,30 +18,56 @@ func (b *batch[T]) runAll() bool {
 			run = append(run, p)
 		}
 	}
-	if len(run) == 0 {
+	switch {
+	case len(run) == 0:
+		return true
+	case b.self != nil:
+		return b.runSelf()
+	case b.q.batch != nil && len(run) > 1:
+		return b.runTogether(run)
+	default:
+		b.parts = b.m.info.Parts && b.m.cfg.Atomicity == PerMessage
+		return b.runEach(run)
+	}
+}
+
+// runSelf runs the handler of a lone message, in its own goroutine: a panic or Goexit passes through here. The store ends a
+// transaction whose budget is over; a handler that does not notice, or stands still, then keeps its goroutine, but no longer
+// the lane.
+func (b *batch[T]) runSelf() bool {
+	p := b.self
+	if p.ticket.behind() {
+		b.giveUp(p, returnedAndHeld(errBehind))
+		return false
+	}
+	b.prepare(p)
+	timer := time.AfterFunc(b.m.cfg.TxBudget-time.Since(b.begun), b.lane.release)
+	defer timer.Stop()
+	b.call(p)
+	v := b.judge(p)
+	if v.kind == kindNone {
+		p.kept = true
 		return true
 	}
-	if b.q.batch != nil && len(run) > 1 {
-		return b.runTogether(run)
+	if v.kind != kindContention && v.kind != kindPermanent {
+		p.ticket.stumbled()
 	}
-	b.parts = b.m.info.Parts && b.several() && b.m.cfg.Atomicity == PerMessage
-	defer b.endTurns()
-	for i, p := range run {
-		switch {
-		case p.ctx.Err() != nil:
-			b.giveUp(p, returned(p.ctx.Err()))
-		case p.ticket.behind():
-			b.giveUp(p, returnedAndHeld(errBehind))
-		case b.stuck[p.line]:
-			b.giveUp(p, again(0, nil)) // behind the one of its order key
-		case b.took >= b.m.cfg.BatchTime:
-			for _, late := range run[i:] {
-				b.giveUp(late, again(0, nil)) // first of the next batch
-			}
-			return true
-		case !b.part(p, i, run):
-			return false
-		}
+	p.v = v
+	return false
+}
+
+// next runs one message of several, if it can run now. It tells whether the transaction can go on.
+func (b *batch[T]) next(s *stretch, run []*pending[T], i int) bool {
+	p := run[i]
+	switch {
+	case p.ctx.Err() != nil:
+		b.giveUp(p, returned(p.ctx.Err()))
+	case p.ticket.behind():
+		b.giveUp(p, returnedAndHeld(errBehind))
+	case b.stuck[p.line], b.took >= b.m.cfg.BatchTime:
+		b.giveUp(p, again(0, nil)) // behind the one of its order key, or first of the next batch
+	default:
+		return b.part(s, run, i)
 	}
 	return true
 }
@@ -64,30 +89,37 @@ func (b *batch[T]) giveUp(p *pending[T], v verdict) {
 	}
 }
 
-// part is one message's part of the transaction: the handler and its outputs. It tells whether the transaction can go on.
-func (b *batch[T]) part(p *pending[T], i int, run []*pending[T]) bool {
+// part is one message's part of the transaction: the handler and its outputs.
+func (b *batch[T]) part(s *stretch, run []*pending[T], i int) bool {
+	p := run[i]
 	if b.parts {
 		if err := b.tx.Part(context.WithoutCancel(p.ctx)); err != nil {
 			b.broken(fmt.Errorf("begin a message's part: %w", err), failed)
 			return false
 		}
 	}
-	began := time.Now()
-	outcome := b.call(p)
-	b.took += time.Since(began)
-	b.ran++
-	if outcome == turnAbandoned {
-		b.rest(again(0, nil))
+	b.prepare(p)
+	if !s.start() {
+		b.rest(again(0, nil)) // the budget is over
 		return false
 	}
-	v := verdict{}
-	if outcome == turnReturned {
-		v = b.judge(p)
+	b.call(p)
+	if !s.returned() {
+		return false // and nobody waits for it any more
 	}
-	if v.kind == kindNone && outcome == turnReturned {
-		return b.keep(p)
+	if v := b.judge(p); v.kind != kindNone {
+		return b.undo(p, v, run, i)
 	}
-	return b.undo(p, v, i, run)
+	return b.keep(p)
+}
+
+// call runs the handler and leaves its answer in p. Afterwards the transaction is out of its reach.
+func (b *batch[T]) call(p *pending[T]) {
+	began := time.Now()
+	defer p.carrier.end()
+	p.produced, p.err = b.q.handle(p.shadow)
+	b.took += time.Since(began)
+	b.ran++
 }
 
 // judge decides whether a handler that returned may be committed, and stores its outputs. None: it may.
@@ -144,18 +176,14 @@ func (b *batch[T]) ruined(p *pending[T], v verdict) {
 	b.rest(again(0, v.err))
 }
 
-// undo follows a handler that failed; v is what that is worth, none where it did not return. Its neighbours keep what they
-// have, where the store can undo one part alone.
-func (b *batch[T]) undo(p *pending[T], v verdict, i int, run []*pending[T]) bool {
-	if v.kind != kindContention && v.kind != kindPermanent {
+// undo follows a handler that failed, where there are others: they keep what they have, if the store can undo one part alone.
+func (b *batch[T]) undo(p *pending[T], v verdict, run []*pending[T], i int) bool {
+	if v.kind == kindFailed || v.kind == kindReturned {
 		p.ticket.stumbled()
 	}
 	switch {
 	case v.kind == kindOutage:
 		b.rest(v)
-		return false
-	case !b.several():
-		p.v = v
 		return false
 	case b.m.cfg.Atomicity == PerBatch:
 		b.undoAll(p, v)
@@ -163,23 +191,17 @@ func (b *batch[T]) undo(p *pending[T], v verdict, i int, run []*pending[T]) bool
 	case b.parts:
 		return b.undoPart(p, v)
 	default:
-		b.cutOut(p, v, i, run)
+		b.cutOut(p, v, run, i)
 		return false
 	}
 }
 
 // undoAll is the failure of one message where all stand or fall together.
 func (b *batch[T]) undoAll(p *pending[T], v verdict) {
-	switch v.kind {
-	case kindContention:
-		b.rest(v)
-	case kindPermanent: // nothing of this batch is wrong but this message: it is diverted, the others run again
-		p.v = v
-		b.rest(again(0, v.err))
-	default:
-		p.v = v
-		b.rest(returnedAndHeld(errBatch))
+	if p.v = v; v.kind != kindContention {
+		v = returnedAndHeld(errBatch)
 	}
+	b.rest(v)
 }
 
 // undoPart undoes one message's work and its claim.
@@ -192,7 +214,7 @@ func (b *batch[T]) undoPart(p *pending[T], v verdict) bool {
 		return false
 	}
 	if v.kind == kindContention {
-		p.most = 1 // somebody holds what its handler needs, perhaps itself: not with others any more
+		v.most = 1 // somebody holds what its handler needs, perhaps itself: not with others any more
 	}
 	b.giveUp(p, v)
 	return true
@@ -200,31 +222,15 @@ func (b *batch[T]) undoPart(p *pending[T], v verdict) bool {
 
 // cutOut follows a failure where no part can be undone alone: what ran before runs again in a transaction of its own, the
 // failed one alone, the rest in the next batch.
-func (b *batch[T]) cutOut(p *pending[T], v verdict, i int, run []*pending[T]) {
+func (b *batch[T]) cutOut(p *pending[T], v verdict, run []*pending[T], i int) {
 	for _, before := range run[:i] {
 		if !before.decided() {
 			before.v = again(i, v.err)
 		}
 	}
-	if !p.gone {
-		p.v = again(1, v.err)
-		p.v.contended = v.kind == kindContention
-	}
+	p.v = again(1, v.err)
+	p.v.contended = v.kind == kindContention
 	b.rest(again(0, v.err))
-}
-
-// call runs the handler of one message, in the goroutine that brought it.
-func (b *batch[T]) call(p *pending[T]) turnEnd {
-	b.prepare(p)
-	if p == b.self {
-		// The store ends a transaction whose budget is over; a handler that does not notice, or stands still, then keeps its
-		// own goroutine, but no longer the lane.
-		timer := time.AfterFunc(b.m.cfg.TxBudget-time.Since(b.begun), b.lane.release)
-		defer timer.Stop()
-		p.callHandler(b.q.handle)
-		return turnReturned
-	}
-	return b.giveTurn(p)
 }
 
 // prepare makes what the handler sees: its message's shadow, with the transaction in the context.
@@ -233,12 +239,6 @@ func (b *batch[T]) prepare(p *pending[T]) {
 	ctx, cancel := context.WithDeadline(context.WithValue(p.ctx, carrierKey{}, p.carrier), b.begun.Add(b.m.cfg.TxBudget))
 	p.shadow, p.cancel = shadowOf(ctx, p.msg), cancel
 	p.produced, p.err = nil, nil
-}
-
-// callHandler runs the handler and leaves its answer in p. Afterwards the transaction is out of its reach.
-func (p *pending[T]) callHandler(h message.HandlerFunc) {
-	defer p.carrier.end()
-	p.produced, p.err = h(p.shadow)
 }
 
 // objection is what stands against a commit although the handler returned nil.

@@ -46,14 +46,14 @@ type pending[T any] struct {
 	locks  []string // Config.LockKeys, sorted
 
 	// What is known of it in the queue and in the transaction that has it.
-	wake     chan struct{} // its turn, or its verdict, is there
-	turn     *turn
+	wake     chan struct{} // its lane, or its verdict, is there
+	lane     *lane         // it runs alone, in its own goroutine
 	v        verdict
 	kept     bool    // its part is in the transaction: then is what the commit is worth
 	then     verdict // see kept
 	lost     unknown // see kept
 	fresh    bool    // its receipt was inserted by the transaction
-	gone     bool    // its handler did not return, or outlived the transaction: it is decided elsewhere
+	gone     bool    // its handler outlived the transaction: it is decided elsewhere
 	probing  bool    // it may go through although the database was away
 	blocked  bool    // it is in the side lane
 	most     int     // the most messages of its next transaction; 0 for any number

@@ -29,16 +29,25 @@ func (m *Middleware[T]) newQueue(handle message.HandlerFunc, batch batchHandler[
 // run brings one delivery through transactions until it is decided. Where a lane is free it runs at once, in this
 // goroutine; else it waits for its batch.
 func (q *queue[T]) run(p *pending[T]) verdict {
-	p.v, p.turn = verdict{}, nil
+	p.v = verdict{}
 	l := q.enter(p)
 	p.ticket.reached()
-	if l != nil && q.runAlone(p, l) {
-		return p.v
+	for {
+		if l == nil { // it is the queue's until it is woken up
+			if v := q.await(p); v.kind != kindNone {
+				return v
+			}
+			l = p.lane
+		}
+		if q.runAlone(p, l) {
+			return p.v
+		}
+		l = nil
 	}
-	return q.await(p)
 }
 
-// runAlone runs a delivery that met a free lane. It tells whether the delivery is decided; else it is pending again.
+// runAlone runs a delivery in a transaction that it shares with nobody. It tells whether the delivery is decided; else it is
+// pending again.
 func (q *queue[T]) runAlone(p *pending[T], l *lane) (decided bool) {
 	b := &batch[T]{m: q.m, q: q, self: p, lane: l, members: []*pending[T]{p}}
 	defer l.release()
@@ -47,26 +56,19 @@ func (q *queue[T]) runAlone(p *pending[T], l *lane) (decided bool) {
 	return false
 }
 
-// await waits for the verdict, and runs the handler when it is this delivery's turn. A delivery whose context ends while it
-// is pending leaves; inside a transaction it stays, for at most TxBudget.
+// await waits for the verdict; none: for a lane to run alone in. A delivery whose context ends while it is pending leaves;
+// inside a transaction it stays, for at most TxBudget.
 func (q *queue[T]) await(p *pending[T]) verdict {
-	done := p.ctx.Done()
-	for {
-		select {
-		case <-p.wake:
-			if p.turn == nil {
-				return p.v
-			}
-			if abandoned := p.takeTurn(); abandoned {
-				return p.outlived(q.m.cfg.TxBudget)
-			}
-		case <-done:
-			if q.withdraw(p) {
-				return returned(p.ctx.Err())
-			}
-			done = nil
-		}
+	select {
+	case <-p.wake:
+		return p.v
+	case <-p.ctx.Done():
 	}
+	if q.withdraw(p) {
+		return returned(p.ctx.Err())
+	}
+	<-p.wake
+	return p.v
 }
 
 // enter gives a lane where one is free; else the delivery is pending, and nil is returned.
