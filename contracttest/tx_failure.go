@@ -269,8 +269,8 @@ func (e *txEnv[T]) failsOnce(p plan[T]) (plan[T], <-chan struct{}) {
 	return p, failed
 }
 
-// freeWhileWaiting begins transactions as a writer again and again during the wait for the retry, and sees that the failed
-// attempt left nothing.
+// freeWhileWaiting writes again and again, during the wait for the retry, what the failed attempt had written: neither the
+// database nor that row may be locked. And it sees that the attempt left nothing.
 func (e *txEnv[T]) freeWhileWaiting(ctx context.Context, failed <-chan struct{}, id string) error {
 	select {
 	case <-failed:
@@ -282,13 +282,13 @@ func (e *txEnv[T]) freeWhileWaiting(ctx context.Context, failed <-chan struct{},
 			return err
 		}
 		begin, cancel := context.WithTimeout(ctx, retryAfter/10)
-		tx, err := e.db.Store.Begin(begin, receipts.TxOptions{Budget: retryAfter})
+		tx, err := e.db.Store.Begin(begin, receipts.TxOptions{Budget: retryAfter / 10})
 		if err == nil {
-			err = tx.Rollback(ctx)
+			err = errors.Join(e.s.Apply(begin, tx.Raw(), id, 1), tx.Rollback(ctx))
 		}
 		cancel()
 		if err != nil {
-			return fmt.Errorf("another writer cannot begin while a message waits: %w", err)
+			return fmt.Errorf("another writer cannot write while a message waits: %w", err)
 		}
 		if got, err := e.effects(ctx); err != nil || got[id] != 0 {
 			return fmt.Errorf("the failed attempt is committed while its message waits: %w", cmp.Or(err, errTooOften))

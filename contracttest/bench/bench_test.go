@@ -41,7 +41,7 @@ type file struct {
 	Quick  bool `json:"quick"`
 	Rows   []struct {
 		Study, Pair       string
-		Window            int
+		Window, Batch     int
 		Contender, Metric string
 		Unit              string
 		Median, Min, Max  float64
@@ -79,17 +79,19 @@ func TestQuickRunWritesAllItPromises(t *testing.T) {
 		assert.Equal(t, r.Rival != "", r.Ratio > 0, "a ratio needs a rival, and a rival gives one")
 	}
 	assert.Equal(t, map[string]int{
-		"throughput watermill msg/s ": 1, "throughput penstock msg/s watermill": 1, "throughput penstock msg/s loop": 1, "throughput loop msg/s ": 1,
-		"window watermill msg/s ": 2, "window penstock msg/s watermill": 2, "window penstock msg/s loop": 2, "window loop msg/s ": 2,
+		"throughput watermill msg/s ": 1, "throughput penstock msg/s watermill": 1, "throughput penstock msg/s loop": 1,
+		"throughput penstock-batch msg/s watermill": 1, "throughput penstock-batch msg/s loop": 1, "throughput loop msg/s ": 1,
+		"batch-size penstock msg/s loop": 5, "batch-size penstock-batch msg/s loop": 5, "batch-size loop msg/s ": 5,
+		"window watermill msg/s ": 5, "window penstock msg/s watermill": 5, "window penstock msg/s loop": 5, "window loop msg/s ": 5,
 		"latency watermill ms ": 2, "latency penstock ms watermill": 2,
 		"sleeping watermill msg/s ": 1, "sleeping penstock msg/s watermill": 1,
-		"overhead penstock ns ": 1, "overhead penstock count ": 1, "overhead penstock bytes ": 1,
+		"overhead penstock ns ": 2, "overhead penstock count ": 2, "overhead penstock bytes ": 2,
 	}, found)
 	assert.Contains(t, stdout.String(), "Its numbers mean nothing")
 	for _, r := range got.Rows {
 		assert.Contains(t, stdout.String(), r.Metric)
 	}
-	assertFolder(t, out, "bench.json", "throughput-window.svg")
+	assertFolder(t, out, "bench.json", "throughput-batch.svg", "throughput-window.svg")
 }
 
 // assertFolder finds exactly these files: what was temporary is gone.
@@ -112,11 +114,17 @@ func with(c contender) []study {
 	return []study{{name: "planted", pair: "memory → SQLite", window: 4, warmUp: 8, messages: 8, contenders: []contender{c}}}
 }
 
+// bump is the effect, without preparation.
+func bump(ctx context.Context, tx *sql.Tx, payload []byte) error {
+	_, err := tx.ExecContext(ctx, `UPDATE counters SET value = value + 1 WHERE name = ?`, counterOf(payload))
+	return err
+}
+
 // A contender that is wrong ends the run, and nothing is written, so that its numbers get nowhere.
 func TestWrongResultsFailTheRun(t *testing.T) {
 	t.Parallel()
 	bad := func(apply func(ctx context.Context, tx *sql.Tx, msg *message.Message) error) handlerOn {
-		return func(_ context.Context, db *sql.DB, _ sdk.Limits) (message.NoPublishHandlerFunc, func() error, error) {
+		return func(_ context.Context, db *sql.DB, _ work, _ sdk.Limits) (message.NoPublishHandlerFunc, func() error, error) {
 			return func(msg *message.Message) error {
 				ctx := msg.Context()
 				tx, err := db.BeginTx(ctx, nil)
@@ -213,12 +221,8 @@ func TestContendersTakeTurns(t *testing.T) {
 		return contender{name: name, rivals: rivals, round: func(_ context.Context, w work) (outcome, error) {
 			order = append(order, name)
 			calls++
-			effects := map[string]int64{}
-			for i := range w.messages {
-				effects[counterName(i)]++
-			}
 			amount := map[string]float64{"a": 10, "b": 40}[name] * float64(calls)
-			return outcome{values: []value{{"speed", "km/h", amount}}, effects: effects, receipts: noReceipts}, nil
+			return outcome{values: []value{{"speed", "km/h", amount}}, effects: sentTo(w.messages), receipts: noReceipts}, nil
 		}}
 	}
 	r := runner{opts: options{rounds: 3}, dir: t.TempDir(), show: newDisplay(io.Discard, nil, 3)}
@@ -236,10 +240,91 @@ func TestRoundsTakeAboutTheirSpan(t *testing.T) {
 	for took, want := range map[time.Duration]int{
 		time.Second: 1000, 100 * time.Millisecond: 10_000, time.Minute: 125, time.Microsecond: mostMessages,
 	} {
-		assert.Equal(t, want, s.size(took), took)
+		assert.Equal(t, want, s.size(500, took), took)
 	}
+	assert.Equal(t, 4000, s.size(2000, time.Second))
 	s.messages = 7
-	assert.Equal(t, 7, s.size(time.Second))
+	assert.Equal(t, 7, s.size(500, time.Second))
+}
+
+// A warm-up that is over at once says nothing: it grows.
+func TestWarmUpGrows(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		speed float64
+		want  []int
+		size  int
+	}{
+		"slow":     {1000, []int{500}, 1000},
+		"fast":     {20_000, []int{500, 2000, 8000}, 20_000},
+		"too fast": {1e7, []int{500, 2000, 8000, 32_000, mostMessages}, mostMessages},
+	} {
+		var got []int
+		r := runner{opts: options{rounds: 1}, dir: t.TempDir(), show: newDisplay(io.Discard, nil, 1)}
+		size, err := r.warmUp(t.Context(), study{warmUp: 500, span: time.Second}, contender{round: func(_ context.Context, w work) (outcome, error) {
+			got = append(got, w.messages)
+			return outcome{took: time.Duration(float64(w.messages) / c.speed * 1e9), effects: sentTo(w.messages), receipts: noReceipts}, nil
+		}})
+		require.NoError(t, err, name)
+		assert.Equal(t, c.want, got, name)
+		assert.InDelta(t, c.size, size, 1, name)
+	}
+}
+
+// sentTo are the effects of so many messages.
+func sentTo(messages int) map[string]int64 {
+	effects := map[string]int64{}
+	for i := range messages {
+		effects[counterName(i)]++
+	}
+	return effects
+}
+
+// The loop takes as many connections as it is given, and still applies each message once.
+func TestLoopOnSeveralConnections(t *testing.T) {
+	t.Parallel()
+	const messages = 500
+	several := func(ctx context.Context, w work, db *sql.DB) (time.Duration, []value, error) {
+		db.SetMaxOpenConns(3)
+		driver, err := openBroker(ctx, w.messages)
+		require.NoError(t, err)
+		defer func() { assert.NoError(t, driver.Close(ctx)) }()
+		require.NoError(t, driver.Send(ctx, topic, workload(w.messages)))
+		h, err := prepareByHand(ctx, db)
+		require.NoError(t, err)
+		defer func() { assert.NoError(t, h.close()) }()
+		l := looping{driver: driver, db: db, statements: h, window: 16, batch: 8}
+		l.left.Store(int64(w.messages))
+		took, err := l.run(ctx, 3)
+		return took, nil, err
+	}
+	o, err := onSQLite(handWritten(), several)(t.Context(), work{dir: t.TempDir(), messages: messages})
+	require.NoError(t, err)
+	require.NoError(t, o.verify(messages))
+	assert.Positive(t, o.took)
+}
+
+// A batch size that a study gives reaches Penstock: so many messages need so many transactions.
+func TestBatchSizeBoundsTransactions(t *testing.T) {
+	t.Parallel()
+	for name, with := range map[string]handlerOn{penstockName: withPenstock, penstockBatchName: withPenstockBatch} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const messages = 48
+			for batch, least := range map[int]int{1: messages, 16: messages / 16} {
+				transactions := 0
+				count := func(ctx context.Context, w work, db *sql.DB) (time.Duration, []value, error) {
+					took, values, err := drain(with)(ctx, w, db)
+					return took, values, errors.Join(err, db.QueryRowContext(ctx, `SELECT count(*) FROM penstock_markers`).Scan(&transactions))
+				}
+				o, err := onSQLite(penstock(), count)(t.Context(), work{dir: t.TempDir(), messages: messages, window: messages, batch: batch})
+				require.NoError(t, err)
+				require.NoError(t, o.verify(messages))
+				assert.GreaterOrEqual(t, transactions, least, "batch %d", batch)
+				assert.LessOrEqual(t, transactions, messages)
+			}
+		})
+	}
 }
 
 func TestMedian(t *testing.T) {
@@ -355,7 +440,37 @@ func TestChartIsWellFormedAndNamesItsLines(t *testing.T) {
 	for i := 1; i < len(at); i++ {
 		assert.GreaterOrEqual(t, at[i]-at[i-1], 17.0, "labels do not cover each other")
 	}
-	drawn, err := drawWindows(t.TempDir(), nil)
+	drawn, err := draw(t.TempDir(), nil)
 	require.NoError(t, err)
 	assert.Empty(t, drawn, "nothing to draw")
+}
+
+// A contender looks the same in both pictures, and unlike the others.
+func TestContendersHaveTheirColours(t *testing.T) {
+	t.Parallel()
+	seen := map[string]string{}
+	for _, s := range studies(quick("")) {
+		for _, c := range s.contenders {
+			if other := seen[colour(c.name)]; other != "" {
+				assert.Equal(t, other, c.name)
+			}
+			seen[colour(c.name)] = c.name
+		}
+	}
+	assert.Len(t, seen, 4)
+	dir := t.TempDir()
+	point := func(study, name string, window, batch int) row {
+		return row{Study: study, Contender: name, Window: window, Batch: batch, Median: 2, Min: 1, Max: 3}
+	}
+	files, err := draw(dir, []row{
+		point(batchStudy, loopName, 512, 16), point(batchStudy, penstockName, 512, 4), point(windowStudy, penstockName, 64, 0),
+	})
+	require.NoError(t, err)
+	require.Equal(t, []string{filepath.Join(dir, "throughput-batch.svg"), filepath.Join(dir, "throughput-window.svg")}, files)
+	for i, want := range []string{">4<", ">64<"} {
+		drawing, err := os.ReadFile(files[i])
+		require.NoError(t, err)
+		assert.Contains(t, string(drawing), colour(penstockName))
+		assert.Contains(t, string(drawing), want)
+	}
 }

@@ -30,6 +30,9 @@ func counterName(i int) string { return fmt.Sprintf("c%02d", i%counterCount) }
 // counterOf gives the counter that a payload names.
 func counterOf(payload []byte) string { return string(payload[:3]) }
 
+// counterNumber is the number of that counter.
+func counterNumber(payload []byte) int { return 10*int(payload[1]-'0') + int(payload[2]-'0') }
+
 // workload makes n messages, the same at every call.
 func workload(n int) []sdk.Message {
 	noise := rand.NewChaCha8([32]byte{})

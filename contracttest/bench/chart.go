@@ -9,19 +9,36 @@ import (
 	"strings"
 )
 
-// drawWindows draws throughput against window into a folder and gives the file, or "" where nothing was measured.
-func drawWindows(dir string, rows []row) (string, error) {
-	c := chart{title: "memory → SQLite: throughput against window", x: "window: messages in flight", y: "messages per second"}
-	for _, r := range rows {
-		if r.Study == "window" {
-			c.add(r.Contender, point{x: float64(r.Window), y: r.Median, low: r.Min, high: r.Max})
+// draw draws the studies that have a picture into a folder and gives the files.
+func draw(dir string, rows []row) (files []string, err error) {
+	for _, picture := range []struct {
+		file, study string
+		x           func(r row) int
+		chart       chart
+	}{
+		{"throughput-batch.svg", batchStudy, func(r row) int { return r.Batch }, chart{
+			title: "memory → SQLite: throughput against batch size", x: "messages in one transaction, at most", y: "messages per second",
+		}},
+		{"throughput-window.svg", windowStudy, func(r row) int { return r.Window }, chart{
+			title: "memory → SQLite: throughput against window", x: "window: messages in flight", y: "messages per second",
+		}},
+	} {
+		c := picture.chart
+		for _, r := range rows {
+			if r.Study == picture.study {
+				c.add(r.Contender, point{x: float64(picture.x(r)), y: r.Median, low: r.Min, high: r.Max})
+			}
 		}
+		if len(c.lines) == 0 {
+			continue
+		}
+		file := filepath.Join(dir, picture.file)
+		if err := replace(file, []byte(c.svg())); err != nil {
+			return files, err
+		}
+		files = append(files, file)
 	}
-	if len(c.lines) == 0 {
-		return "", nil
-	}
-	file := filepath.Join(dir, "throughput-window.svg")
-	return file, replace(file, []byte(c.svg()))
+	return files, nil
 }
 
 // chart is a plot of lines over two logarithmic axes. Every point shows its range.
@@ -53,7 +70,7 @@ func (c *chart) add(name string, p point) {
 // The picture's measures, in pixels.
 const (
 	chartWidth, chartHeight = 760, 440
-	plotLeft, plotRight     = 84, 640
+	plotLeft, plotRight     = 84, 628
 	plotTop, plotBottom     = 52, 380
 )
 
@@ -64,10 +81,20 @@ func (a axis) at(v float64) float64 {
 	return a.from + (a.to-a.from)*math.Log(v/a.min)/math.Log(a.max/a.min)
 }
 
-// palette has colours that people with colour-blindness can tell apart.
-func palette(i int) string {
-	colours := [...]string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"}
-	return colours[i%len(colours)]
+// colour gives a contender the same colour in every picture; people with colour-blindness can tell them apart.
+func colour(name string) string {
+	switch name {
+	case watermillName:
+		return "#d55e00"
+	case penstockName:
+		return "#0072b2"
+	case penstockBatchName:
+		return "#56b4e9"
+	case loopName:
+		return "#009e73"
+	default:
+		return "#cc79a7"
+	}
 }
 
 // axes chooses ranges that hold all points, and the values to be labelled.
@@ -127,7 +154,7 @@ func (c *chart) svg() string {
 	put(`<text transform="translate(18 %d) rotate(-90)" text-anchor="middle">%s</text>`, (plotTop+plotBottom)/2, escape(c.y))
 	labels := c.labels(y)
 	for i, l := range c.lines {
-		put(`<g stroke="%s" fill="%[1]s" stroke-width="2">`, palette(i))
+		put(`<g stroke="%s" fill="%[1]s" stroke-width="2">`, colour(l.name))
 		var path strings.Builder
 		for _, p := range l.points {
 			fmt.Fprintf(&path, "%.1f,%.1f ", x.at(p.x), y.at(p.y))

@@ -40,10 +40,13 @@ func newDisplay(out io.Writer, list []study, rounds int) *display {
 func (d *display) begin(s study, c contender) {
 	name := s.name
 	if s.window > 0 {
-		name = fmt.Sprintf("%s, window %d", s.name, s.window)
+		name += fmt.Sprintf(", window %d", s.window)
+	}
+	if s.batch > 0 {
+		name += fmt.Sprintf(", batch %d", s.batch)
 	}
 	if d.bar != nil {
-		d.bar.Describe(fmt.Sprintf("%-24s %-9s", name, c.name))
+		d.bar.Describe(fmt.Sprintf("%-34s %-14s", name, c.name))
 		return
 	}
 	if name != d.last {

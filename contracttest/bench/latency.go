@@ -22,7 +22,7 @@ func latency(quick bool) study {
 		rate = 500
 	}
 	return study{
-		name: "latency", pair: sqlitePair, window: 256, warmUp: 25, messages: 4 * rate,
+		name: latencyStudy, pair: sqlitePair, window: 256, warmUp: 25, messages: 4 * rate,
 		contenders: []contender{
 			{name: watermillName, round: onSQLite(handWritten(), paced(rate, byHand))},
 			{name: penstockName, rivals: []string{watermillName}, round: onSQLite(penstock(), paced(rate, withPenstock))},
@@ -42,12 +42,12 @@ func paced(rate int, with handlerOn) body {
 		if err != nil {
 			return 0, nil, err
 		}
-		end := func() error { return nil }
+		end := holdsNothing
 		var trips trips
 		a := newAcks(w.messages)
 		a.each = trips.acked
 		c, err := consume(ctx, driver, w.window, a, func(limits sdk.Limits) (handle message.NoPublishHandlerFunc, err error) {
-			handle, end, err = with(ctx, db, limits)
+			handle, end, err = with(ctx, db, w, limits)
 			return handle, err
 		})
 		if err != nil {

@@ -2,10 +2,11 @@
 // each message, and a loop written by hand that commits many messages at once. Contenders do the same work in turns, on the
 // same machine, broker and database; every round's result is checked. docs/performance.md says how to read it.
 //
-//	main.go     flags                     broker.go   a loaded broker, a consumer
-//	studies.go  what is compared          sqlite.go   the database, what is written by hand
-//	runner.go   turns, medians, checks    latency.go, sleeping.go, overhead.go
-//	report.go   table and JSON            chart.go    SVG
+//	main.go     flags                     broker.go      a loaded broker, a consumer
+//	studies.go  what is compared          sqlite.go      the database
+//	runner.go   turns, medians, checks    contenders.go  handlers; loop.go: the loop by hand
+//	report.go   table and JSON            latency.go, sleeping.go, overhead.go
+//	chart.go    SVG                       display.go     progress
 package main
 
 import (
@@ -22,7 +23,7 @@ import (
 )
 
 const usage = `Compares Penstock with a plain Watermill handler and with a loop written by hand.
-Prints a table and writes bench.json and plots. Takes about two minutes.
+Prints a table and writes bench.json and plots. Takes about four minutes.
 
   bench [flags]
 
@@ -83,9 +84,9 @@ func (o *options) flags() *flag.FlagSet {
 	flags.SetOutput(io.Discard) // run prints the error, once
 	flags.IntVar(&o.rounds, "rounds", defaultRounds, "how many measured `rounds` each contender gets, after one that warms up")
 	flags.IntVar(&o.messages, "messages", 0, "how many `messages` a round of a throughput has; 0: as many as take about a second")
-	flags.BoolVar(&o.quick, "quick", false, "see that everything works, in seconds: one round of few messages, no numbers to go by")
+	flags.BoolVar(&o.quick, "quick", false, "see that everything works, in less than a minute: one round of few messages, no numbers to go by")
 	flags.StringVar(&o.out, "o", "out", "the `folder` for bench.json and plots; the databases are in it, too, while it runs")
-	flags.Func("only", "run only the studies whose name matches this `regexp`: throughput, window, latency, sleeping, overhead",
+	flags.Func("only", "run only the studies whose name matches this `regexp`: throughput, batch-size, window, latency, sleeping, overhead",
 		func(text string) (err error) {
 			o.only, err = regexp.Compile(text)
 			return err
@@ -154,9 +155,9 @@ func bench(ctx context.Context, opts options, list []study, stdout, stderr io.Wr
 		return err
 	}
 	say(stdout, "%s\n", file)
-	drawn, err := drawWindows(opts.out, rows)
-	if err == nil && drawn != "" {
-		say(stdout, "%s\n", drawn)
+	drawn, err := draw(opts.out, rows)
+	for _, file := range drawn {
+		say(stdout, "%s\n", file)
 	}
 	return err
 }

@@ -34,6 +34,7 @@ type row struct {
 	Study     string  `json:"study"`
 	Pair      string  `json:"pair"`
 	Window    int     `json:"window"`
+	Batch     int     `json:"batch"` // 0: each contender's usual one
 	Contender string  `json:"contender"`
 	Metric    string  `json:"metric"`
 	Unit      string  `json:"unit"`
@@ -127,17 +128,17 @@ func (r report) print(out io.Writer) {
 	t := table.NewWriter()
 	t.SetStyle(table.StyleLight)
 	t.Style().Format.Header = text.FormatDefault
-	t.AppendHeader(table.Row{"pair", "window", "contender", "metric", "median", "min", "max", "unit", "ratio"})
+	t.AppendHeader(table.Row{"pair", "window", "batch", "contender", "metric", "median", "min", "max", "unit", "ratio"})
 	right := func(number int) table.ColumnConfig {
 		return table.ColumnConfig{Number: number, Align: text.AlignRight, AlignHeader: text.AlignRight}
 	}
-	t.SetColumnConfigs([]table.ColumnConfig{right(2), right(5), right(6), right(7)})
+	t.SetColumnConfigs([]table.ColumnConfig{right(2), right(3), right(6), right(7), right(8)})
 	for i, row := range r.Rows {
 		above := row
 		if i > 0 {
 			above = r.Rows[i-1]
 		}
-		if above.Study != row.Study || above.Window != row.Window {
+		if above.Study != row.Study || above.Window != row.Window || above.Batch != row.Batch {
 			t.AppendSeparator()
 		}
 		t.AppendRow(row.cells(i > 0 && above.measures() == row.measures()))
@@ -151,8 +152,8 @@ func (r report) print(out io.Writer) {
 }
 
 // measures names what a row measures; rows that differ only in the rival share it.
-func (r row) measures() [4]string {
-	return [4]string{r.Study, strconv.Itoa(r.Window), r.Contender, r.Metric}
+func (r row) measures() [5]string {
+	return [5]string{r.Study, strconv.Itoa(r.Window), strconv.Itoa(r.Batch), r.Contender, r.Metric}
 }
 
 // cells gives the row of a table. again: all but the comparison is in the row above.
@@ -162,13 +163,16 @@ func (r row) cells(again bool) table.Row {
 		ratio = fmt.Sprintf("%.2f × %s", r.Ratio, r.Rival)
 	}
 	if again {
-		return table.Row{"", "", "", "", "", "", "", "", ratio}
+		return table.Row{"", "", "", "", "", "", "", "", "", ratio}
 	}
-	window := ""
-	if r.Window > 0 {
-		window = strconv.Itoa(r.Window)
+	return table.Row{r.Pair, unlessZero(r.Window), unlessZero(r.Batch), r.Contender, r.Metric, figure(r.Median), figure(r.Min), figure(r.Max), r.Unit, ratio}
+}
+
+func unlessZero(n int) string {
+	if n == 0 {
+		return ""
 	}
-	return table.Row{r.Pair, window, r.Contender, r.Metric, figure(r.Median), figure(r.Min), figure(r.Max), r.Unit, ratio}
+	return strconv.Itoa(n)
 }
 
 // figure shows a number with three digits, or all before the point, in groups of three.

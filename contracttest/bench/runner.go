@@ -35,31 +35,50 @@ func (r *runner) all(ctx context.Context, list []study) ([]row, error) {
 func (r *runner) study(ctx context.Context, s study) ([]row, error) {
 	sizes := make([]int, len(s.contenders))
 	for i, c := range s.contenders {
-		warm, err := r.round(ctx, s, c, s.warmUp)
-		if err != nil {
+		var err error
+		if sizes[i], err = r.warmUp(ctx, s, c); err != nil {
 			return nil, err
 		}
-		sizes[i] = s.size(warm.took)
 	}
 	series := make([]series, len(s.contenders))
 	for range r.opts.rounds {
 		for i, c := range s.contenders {
+			r.show.begin(s, c)
 			o, err := r.round(ctx, s, c, sizes[i])
 			if err != nil {
 				return nil, err
 			}
+			r.show.done()
 			series[i].add(o.values)
 		}
 	}
 	return s.rows(series), nil
 }
 
-// size tells how many messages a measured round has.
-func (s study) size(warmUp time.Duration) int {
+// warmUp runs a contender until its speed is known, and tells how many messages a measured round has.
+func (r *runner) warmUp(ctx context.Context, s study, c contender) (size int, err error) {
+	r.show.begin(s, c)
+	for n := s.warmUp; ; n = min(growth*n, mostMessages) {
+		warm, err := r.round(ctx, s, c, n)
+		if err != nil {
+			return 0, err
+		}
+		if s.messages > 0 || n == mostMessages || warm.took >= s.span/growth {
+			r.show.done()
+			return s.size(n, warm.took), nil
+		}
+	}
+}
+
+// growth is by how much a warm-up grows that was too short to tell the speed: starting and stopping a router take time, too.
+const growth = 4
+
+// size tells how many messages a measured round has, after so many took so long.
+func (s study) size(messages int, took time.Duration) int {
 	if s.messages > 0 {
 		return s.messages
 	}
-	speed := float64(s.warmUp) / warmUp.Seconds()
+	speed := float64(messages) / took.Seconds()
 	return min(max(int(speed*s.span.Seconds()), s.warmUp/4), mostMessages)
 }
 
@@ -78,12 +97,10 @@ func (r *runner) round(ctx context.Context, s study, c contender, messages int) 
 		return o, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	r.show.begin(s, c)
 	runtime.GC() // the last contender's garbage is not this one's burden
-	if o, err = c.round(ctx, work{dir: dir, messages: messages, window: s.window}); err != nil {
+	if o, err = c.round(ctx, work{dir: dir, messages: messages, window: s.window, batch: s.batch}); err != nil {
 		return o, err
 	}
-	r.show.done()
 	return o, o.verify(messages)
 }
 
@@ -141,7 +158,7 @@ func (s study) rows(all []series) []row {
 		for _, m := range all[i] {
 			for _, rival := range rivals {
 				r := row{
-					Study: s.name, Pair: s.pair, Window: s.window, Contender: c.name, Metric: m.metric, Unit: m.unit,
+					Study: s.name, Pair: s.pair, Window: s.window, Batch: s.batch, Contender: c.name, Metric: m.metric, Unit: m.unit,
 					Median: median(m.amounts), Min: slices.Min(m.amounts), Max: slices.Max(m.amounts), Rival: rival,
 				}
 				if theirs := medians[[2]string{rival, m.metric}]; rival != "" && theirs > 0 {

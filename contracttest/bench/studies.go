@@ -9,8 +9,9 @@ import (
 type study struct {
 	// name is what -only selects; pair says what is connected.
 	name, pair string
-	// window is the most messages in flight; 0 where that means nothing.
-	window int
+	// window is the most messages in flight, batch the most in one transaction; 0 where that means nothing, or for batch
+	// that each contender does as it does unless told.
+	window, batch int
 	// warmUp and messages are the sizes of a round. messages 0: as many as take span at the speed of the warm-up.
 	warmUp, messages int
 	span             time.Duration
@@ -31,6 +32,7 @@ type work struct {
 	dir      string // empty, the round's own
 	messages int
 	window   int
+	batch    int // 0: as usual
 }
 
 // outcome is what a round measured, and what it did, for the runner to check.
@@ -54,25 +56,35 @@ type value struct {
 
 // The contenders' names, as they are written to bench.json.
 const (
-	watermillName = "watermill"
-	penstockName  = "penstock"
-	loopName      = "loop"
+	watermillName     = "watermill"
+	penstockName      = "penstock"
+	penstockBatchName = "penstock-batch"
+	loopName          = "loop"
 )
 
 // sqlitePair is the pair of most studies.
 const sqlitePair = "memory → SQLite"
 
+// The names of the studies.
+const (
+	throughputStudy = "throughput"
+	batchStudy      = "batch-size"
+	windowStudy     = "window"
+	latencyStudy    = "latency"
+	sleepingStudy   = "sleeping"
+	overheadStudy   = "overhead"
+)
+
 // studies lists what is to be run.
 func studies(opts options) []study {
-	all := []study{throughput("throughput", 512, time.Second)}
-	windows := []int{1, 4, 16, 64, 256, 512}
-	if opts.quick {
-		windows = []int{1, 16}
+	all := []study{throughput()}
+	for _, batch := range []int{1, 4, 16, 64, 256} {
+		all = append(all, batchSize(batch))
 	}
-	for _, window := range windows {
-		all = append(all, throughput("window", window, time.Second/2))
+	for _, window := range []int{16, 64, 256, 512, 1024} {
+		all = append(all, windows(window))
 	}
-	all = append(all, latency(opts.quick), sleeping(), overhead())
+	all = append(all, latency(opts.quick), sleeping(), overhead(), overheadTogether())
 	var list []study
 	for _, s := range all {
 		if opts.only != nil && !opts.only.MatchString(s.name) {
@@ -90,13 +102,42 @@ func studies(opts options) []study {
 	return list
 }
 
-func throughput(name string, window int, span time.Duration) study {
+// usualWindow is that of the studies that do not ask about it: two full batches.
+const usualWindow = 512
+
+func throughput() study {
 	return study{
-		name: name, pair: sqlitePair, window: window, warmUp: 500, span: span,
-		contenders: []contender{
-			{name: watermillName, round: onSQLite(handWritten(), drain(byHand))},
-			{name: penstockName, rivals: []string{watermillName, loopName}, round: onSQLite(penstock(), drain(withPenstock))},
-			{name: loopName, round: onSQLite(handWritten(), loop)},
-		},
+		name: throughputStudy, pair: sqlitePair, window: usualWindow, warmUp: 500, span: time.Second,
+		contenders: []contender{plain(), withHandle(watermillName, loopName), withHandleBatch(watermillName, loopName), byLoop()},
 	}
+}
+
+func batchSize(batch int) study {
+	return study{
+		name: batchStudy, pair: sqlitePair, window: usualWindow, batch: batch, warmUp: 500, span: time.Second / 2,
+		contenders: []contender{withHandle(loopName), withHandleBatch(loopName), byLoop()},
+	}
+}
+
+func windows(window int) study {
+	return study{
+		name: windowStudy, pair: sqlitePair, window: window, warmUp: 500, span: time.Second / 2,
+		contenders: []contender{plain(), withHandle(watermillName, loopName), byLoop()},
+	}
+}
+
+func plain() contender {
+	return contender{name: watermillName, round: onSQLite(handWritten(), drain(byHand))}
+}
+
+func withHandle(rivals ...string) contender {
+	return contender{name: penstockName, rivals: rivals, round: onSQLite(penstock(), drain(withPenstock))}
+}
+
+func withHandleBatch(rivals ...string) contender {
+	return contender{name: penstockBatchName, rivals: rivals, round: onSQLite(penstock(), drain(withPenstockBatch))}
+}
+
+func byLoop() contender {
+	return contender{name: loopName, round: onSQLite(handWritten(), loop)}
 }

@@ -15,7 +15,9 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/penstock-mq/penstock/contracttest/memstore"
 	"github.com/penstock-mq/penstock/middleware/idempotency"
+	"github.com/penstock-mq/penstock/middleware/receipts"
 )
 
 // wants fails unless the error says what it should; "" means no error.
@@ -205,6 +207,18 @@ func forgetful() map[string]planted {
 			open: inShop(func(*shop) saying { return counting(&atomic.Int64{}) }),
 			seen: rolledBack(notRepeatable, notRepeatable),
 		},
+		"counts in memory, in batches": {
+			open: func(t *testing.T) Case[*sql.Tx] {
+				t.Helper()
+				var n atomic.Int64
+				c := inShop(func(*shop) saying { return nil })(t)
+				c.HandlerBatch = func(ctx context.Context, tx *sql.Tx, msgs []*message.Message) error {
+					return sell(ctx, tx, msgs[0].UUID, int(n.Add(1)))
+				}
+				return c
+			},
+			seen: rolledBack(notRepeatable, notRepeatable),
+		},
 		"counts in memory for ever": {open: one(counting(shared)), clean: notFixed},
 		"filters in memory": {
 			open: inShop(onlyOnce),
@@ -271,6 +285,27 @@ func TestBadHandlersAreReported(t *testing.T) {
 			}
 		})
 	}
+}
+
+// On a database with many writers a handler with another handle waits for the row that its own transaction has locked.
+func TestHandlerThatWaitsForItsOwnRowIsReported(t *testing.T) {
+	_, err := cleanRuns(t, func(*testing.T) Case[*memstore.Tx] {
+		db := memstore.NewDatabaseWith(memstore.Options{LockWait: 50 * time.Millisecond})
+		store := db.Store()
+		return Case[*memstore.Tx]{
+			Store: store, Message: theMessage,
+			State: func(context.Context) (any, error) { return db.Counters(), nil },
+			Handler: func(ctx context.Context, tx *memstore.Tx, _ *message.Message) error {
+				other, err := store.Begin(ctx, receipts.TxOptions{})
+				if err != nil {
+					return err
+				}
+				err = errors.Join(tx.Add("sales", 1), other.Raw().Add("sales", 1))
+				return errors.Join(err, other.Rollback(ctx))
+			},
+		}
+	})
+	wants(t, err, waitsForItself)
 }
 
 // A handler that stands still is given up.

@@ -19,7 +19,7 @@ const (
 )
 
 // Case is one handler, one message, and the database they meet in. Store, Message, State and one of Handler,
-// HandlerOutputs and Register are required.
+// HandlerOutputs, HandlerBatch and Register are required.
 type Case[T any] struct {
 	// Store is a receipts store on a database that nothing else uses and that has the application's tables. [Run] brings
 	// the store's own tables there. It stays the caller's: close its handle with t.Cleanup.
@@ -29,8 +29,11 @@ type Case[T any] struct {
 	Handler func(ctx context.Context, tx T, msg *message.Message) error
 	// HandlerOutputs is what it gives to [idempotency.Middleware.HandleOutputs].
 	HandlerOutputs func(ctx context.Context, tx T, msg *message.Message) ([]*message.Message, error)
+	// HandlerBatch is what it gives to [idempotency.Middleware.HandleBatch]. It is called with one message at a time.
+	HandlerBatch func(ctx context.Context, tx T, msgs []*message.Message) error
 	// Register adds the handler to the router as the application does, with m.Plugin, m.Wrap or a CQRS processor, say. It
-	// must subscribe to Topic with sub, once. It is called again, with others, where the consumer restarts.
+	// must subscribe to Topic with sub, once. It is called again, with others, where the consumer restarts. A function for
+	// HandleBatch belongs into HandlerBatch: attempts are made to fail by way of Config.Inside, which does not reach it.
 	Register func(m *idempotency.Middleware[T], r *message.Router, sub message.Subscriber) error
 
 	// Topic is where the message is published; "" means "handlertest".
@@ -65,7 +68,7 @@ func (c Case[T]) withDefaults() Case[T] {
 // check refuses a case that can show nothing, and says what to change.
 func (c Case[T]) check() error {
 	forms := 0
-	for _, there := range []bool{c.Handler != nil, c.HandlerOutputs != nil, c.Register != nil} {
+	for _, there := range []bool{c.Handler != nil, c.HandlerOutputs != nil, c.HandlerBatch != nil, c.Register != nil} {
 		if there {
 			forms++
 		}
@@ -78,7 +81,7 @@ func (c Case[T]) check() error {
 	case c.State == nil:
 		return errors.New("the case has no State: give it a func that reads what the handler changes")
 	case forms != 1:
-		return fmt.Errorf("the case has %d of Handler, HandlerOutputs and Register: give it exactly one", forms)
+		return fmt.Errorf("the case has %d of Handler, HandlerOutputs, HandlerBatch and Register: give it exactly one", forms)
 	case c.Patience < 0:
 		return fmt.Errorf("the case's Patience is %v: use a positive duration, or 0 for %v", c.Patience, defaultPatience)
 	case c.Config.Guarantee != idempotency.EffectivelyOnce:
@@ -100,8 +103,9 @@ func (c Case[T]) check() error {
 	return nil
 }
 
-// add puts the handler into a router.
-func (c Case[T]) add(m *idempotency.Middleware[T], r *message.Router, sub message.Subscriber) error {
+// add puts the handler into a router. around is put around a function for batches, which Config.Inside does not reach.
+func (c Case[T]) add(m *idempotency.Middleware[T], r *message.Router, sub message.Subscriber, around func(batchHandler[T]) batchHandler[T]) error {
+	const name = "handlertest"
 	switch {
 	case c.Register != nil:
 		if err := c.Register(m, r, sub); err != nil {
@@ -111,12 +115,17 @@ func (c Case[T]) add(m *idempotency.Middleware[T], r *message.Router, sub messag
 			return errors.New("the case's Register added no handler to the router")
 		}
 	case c.HandlerOutputs != nil:
-		r.AddConsumerHandler("handlertest", c.Topic, sub, m.HandleOutputs("handlertest-outputs", c.HandlerOutputs))
+		r.AddConsumerHandler(name, c.Topic, sub, m.HandleOutputs("handlertest-outputs", c.HandlerOutputs))
+	case c.HandlerBatch != nil:
+		r.AddConsumerHandler(name, c.Topic, sub, m.HandleBatch(around(c.HandlerBatch)))
 	default:
-		r.AddConsumerHandler("handlertest", c.Topic, sub, m.Handle(c.Handler))
+		r.AddConsumerHandler(name, c.Topic, sub, m.Handle(c.Handler))
 	}
 	return nil
 }
+
+// batchHandler handles several messages at once.
+type batchHandler[T any] = func(ctx context.Context, tx T, msgs []*message.Message) error
 
 // discard is where outputs go: they are counted when they are stored.
 type discard struct{}

@@ -98,6 +98,15 @@ func goodSale(ctx context.Context, tx *sql.Tx, msg *message.Message) error {
 	return sell(ctx, tx, msg.UUID, len(msg.Payload))
 }
 
+func sellAll(ctx context.Context, tx *sql.Tx, msgs []*message.Message) error {
+	for _, msg := range msgs {
+		if err := goodSale(ctx, tx, msg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // goodOnes are all ways to give a handler, each with a handler that is right.
 func goodOnes() map[string]func(t *testing.T) Case[*sql.Tx] {
 	produce := func(id string) []*message.Message {
@@ -130,6 +139,9 @@ func goodOnes() map[string]func(t *testing.T) Case[*sql.Tx] {
 			c.HandlerOutputs = func(_ context.Context, _ *sql.Tx, msg *message.Message) ([]*message.Message, error) {
 				return produce(msg.UUID), nil
 			}
+		}),
+		"batches": with(func(c *Case[*sql.Tx]) {
+			c.HandlerBatch = sellAll
 		}),
 		"plugin": with(func(c *Case[*sql.Tx]) {
 			c.Topic = "orders"
@@ -175,16 +187,22 @@ func TestGoodHandlersPass(t *testing.T) {
 	}
 }
 
-func TestGoodHandlerPassesOnAnotherStore(t *testing.T) {
-	Run(t, func(*testing.T) Case[*memstore.Tx] {
-		db := memstore.NewDatabase()
-		return Case[*memstore.Tx]{
-			Store:   db.Store(),
-			Message: theMessage,
-			State:   func(context.Context) (any, error) { return db.Counters(), nil },
-			Handler: func(_ context.Context, tx *memstore.Tx, _ *message.Message) error { return tx.Add("sales", 1) },
-		}
-	})
+func TestGoodHandlerPassesOnOtherStores(t *testing.T) {
+	for name, opts := range map[string]memstore.Options{
+		"many writers": {}, "one writer": {Serial: true}, "without parts": {WithoutParts: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			Run(t, func(*testing.T) Case[*memstore.Tx] {
+				db := memstore.NewDatabaseWith(opts)
+				return Case[*memstore.Tx]{
+					Store:   db.Store(),
+					Message: theMessage,
+					State:   func(context.Context) (any, error) { return db.Counters(), nil },
+					Handler: func(_ context.Context, tx *memstore.Tx, _ *message.Message) error { return tx.Add("sales", 1) },
+				}
+			})
+		})
+	}
 }
 
 // A handler may panic over a statement that fails: that rolls back as an error does.
@@ -219,6 +237,9 @@ func TestCasesThatCanShowNothingAreRefused(t *testing.T) {
 		"no handler": {func(c *Case[*memstore.Tx]) { c.Handler = nil }, "0 of Handler"},
 		"two handlers": {func(c *Case[*memstore.Tx]) {
 			c.Register = func(*idempotency.Middleware[*memstore.Tx], *message.Router, message.Subscriber) error { return nil }
+		}, "2 of Handler"},
+		"two handlers, one for batches": {func(c *Case[*memstore.Tx]) {
+			c.HandlerBatch = func(context.Context, *memstore.Tx, []*message.Message) error { return nil }
 		}, "2 of Handler"},
 		"impatience":       {func(c *Case[*memstore.Tx]) { c.Patience = -1 }, "Patience is -1ns"},
 		"other guarantee":  {func(c *Case[*memstore.Tx]) { c.Config.Guarantee = idempotency.AtMostOnce }, "not EffectivelyOnce"},

@@ -3,6 +3,7 @@ package handlertest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 
 	"github.com/penstock-mq/penstock/middleware/receipts"
@@ -19,10 +20,11 @@ type spy[T any] struct {
 	open *spyTx[T] // the youngest transaction
 }
 
-// ended is how a transaction ended.
+// ended is how a transaction ended. One that committed without a fresh receipt has kept no attempt: whatever ran in it
+// was undone alone, while the rest went on.
 type ended struct {
 	committed bool
-	outputs   []string // the topics of the outputs it stored
+	outputs   []string // the topics of the outputs it stored and kept
 	err       error    // of COMMIT
 }
 
@@ -32,7 +34,7 @@ func (s *spy[T]) Begin(ctx context.Context, opts receipts.TxOptions) (receipts.T
 	if err != nil {
 		return nil, err
 	}
-	tx := &spyTx[T]{under: inner, s: s}
+	tx := &spyTx[T]{under: inner, s: s, fresh: map[string]struct{}{}}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open = tx
@@ -56,7 +58,48 @@ type spyTx[T any] struct {
 	under[T]
 	s       *spy[T]
 	over    bool
+	fresh   map[string]struct{} // the receipts it claimed and did not give up, by scope and key
 	outputs []string
+	before  int // how many outputs there were when the part began
+}
+
+func receiptName(c receipts.Claim) string { return fmt.Sprintf("%q %q", c.Scope, c.Key) }
+
+// Claim remembers what is fresh.
+func (t *spyTx[T]) Claim(ctx context.Context, claims []receipts.Claim) ([]receipts.ClaimResult, error) {
+	results, err := t.under.Claim(ctx, claims)
+	for i, r := range results {
+		if r.Status == receipts.ClaimFresh {
+			t.fresh[receiptName(claims[i])] = struct{}{}
+		}
+	}
+	return results, err
+}
+
+// Unclaim forgets it.
+func (t *spyTx[T]) Unclaim(ctx context.Context, claims []receipts.Claim) error {
+	err := t.under.Unclaim(ctx, claims)
+	if err == nil {
+		for _, c := range claims {
+			delete(t.fresh, receiptName(c))
+		}
+	}
+	return err
+}
+
+// Part remembers where the part begins.
+func (t *spyTx[T]) Part(ctx context.Context) error {
+	t.before = len(t.outputs)
+	return t.under.Part(ctx)
+}
+
+// Undo forgets the outputs of the part. Keep has nothing to add to what is remembered.
+func (t *spyTx[T]) Undo(ctx context.Context) error {
+	err := t.under.Undo(ctx)
+	if err == nil {
+		t.outputs = t.outputs[:t.before]
+	}
+	return err
 }
 
 // AddOutputs remembers where the outputs go.
@@ -68,15 +111,15 @@ func (t *spyTx[T]) AddOutputs(ctx context.Context, outputs []receipts.Output) ([
 	return stored, err
 }
 
-// Commit commits, or does what the scenario wants instead.
+// Commit commits, or does what the scenario wants instead, where an attempt is at stake.
 func (t *spyTx[T]) Commit(ctx context.Context) error {
-	if t.s.commit != nil && !t.over {
+	if t.s.commit != nil && !t.over && len(t.fresh) > 0 {
 		if err := t.s.commit(); err != nil {
 			return errors.Join(err, t.Rollback(ctx))
 		}
 	}
 	err := t.under.Commit(ctx)
-	t.end(ctx, ended{committed: err == nil, outputs: t.outputs, err: err})
+	t.end(ctx, ended{committed: err == nil && len(t.fresh) > 0, outputs: t.outputs, err: err})
 	return err
 }
 
