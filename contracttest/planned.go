@@ -9,7 +9,6 @@ func Planned() []Clause {
 		sqlQueue = "the SQL driver"
 		failures = "the failure policy"
 		pruning  = "retention"
-		interop  = "Watermill's own middleware"
 		upgrades = "upgrades"
 	)
 	plan := []Clause{
@@ -25,7 +24,6 @@ func Planned() []Clause {
 		{ID: "T18", Name: failures, Text: "a message that kills the process, in the middle of a window of 512, is diverted after at most log2 n + MaxAttempts crashes; its neighbours are applied and not charged; a connection cut every second for a minute charges nobody"},
 		{ID: "T19", Name: failures, Text: "replay of a dead letter: applied once, by the consumer that diverted it and no other group; redelivery of the old copy at the same time: still once"},
 		{ID: "T22", Name: pruning, Text: "prune: never inside the horizon, never a pinned receipt, bounded per step, five janitors and four writers without a surfaced deadlock"},
-		{ID: "T23", Name: interop, Text: "Watermill's Retry, PoisonQueue, Recoverer, Timeout, CircuitBreaker outside ours: documented result; inside ours: no half commit where it can be detected, documented where it cannot"},
 		{ID: "T24", Name: batches, Text: "order key, also under outer middleware that filters, delays or limits: a failing message holds back later ones of its key, not those of other keys, while the held fit into half the window; no deadlock, none at shutdown"},
 		{ID: "T29", Name: batches, Text: "one duplicate held open elsewhere for 5 s: the other 255 of the batch are acked within 1 s"},
 		{ID: "T33", Name: upgrades, Text: "two versions of the consumer side by side, switched on in a running system; schema N and N+1; a role without DDL; through PgBouncer in transaction mode"},

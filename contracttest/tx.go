@@ -120,7 +120,7 @@ type txClause[T any] struct {
 func txClauses[T any]() []txClause[T] {
 	all := slices.Concat(
 		crashClauses[T](), identityClauses[T](), failureClauses[T](), outputClauses[T](), pathClauses[T](),
-		shutdownClauses[T](), outageClauses[T](), modeClauses[T](),
+		shutdownClauses[T](), outageClauses[T](), modeClauses[T](), interopClauses[T](),
 	)
 	slices.SortStableFunc(all, func(a, b txClause[T]) int { return strings.Compare(a.ID, b.ID) })
 	return all

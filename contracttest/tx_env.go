@@ -85,6 +85,7 @@ type plan[T any] struct {
 	backoff sdk.Backoff                               // 20 ms to 80 ms
 	db      *Database[T]                              // a handle of its own
 	wrap    func(receipts.Store[T]) receipts.Store[T] // put around the store, inside planted faults
+	outer   []message.HandlerMiddleware               // on the router, outside ours
 	wire    func(c *consumer[T]) error                // adds handlers to c.router instead of the one called "apply"
 	plain   bool                                      // runs the router without sdk.Run
 }
@@ -205,6 +206,7 @@ func subscriberConfig(group string, window int, backoff sdk.Backoff) sdk.Subscri
 
 // wire adds the plan's handlers to the router.
 func (c *consumer[T]) wire() error {
+	c.router.AddMiddleware(c.p.outer...)
 	if c.p.wire != nil {
 		return c.p.wire(c)
 	}

@@ -83,11 +83,11 @@ func withProcesses() []string {
 // caught is the golden matrix: which clauses fail under each planted fault.
 func caught() map[string]string {
 	return map[string]string{
-		"mark-before-work":     "T04 T07 T08 T10 T21 T25 T28 T30 T31",
+		"mark-before-work":     "T04 T07 T08 T10 T21 T23 T23/inside T25 T28 T30 T31",
 		"mark-after-work":      "T04 T05 T28 T30",
-		"commit-on-rollback":   "T07 T08 T10 T21 T25 T31",
+		"commit-on-rollback":   "T07 T08 T10 T21 T23 T23/inside T25 T31",
 		"rollback-late":        "T21",
-		"commit-forgotten":     "T03 T04 T05 T06 T07 T08 T09 T10 T20 T21 T25 T26 T27 T28 T30 T31",
+		"commit-forgotten":     "T03 T04 T05 T06 T07 T08 T09 T10 T20 T21 T23 T23/inside T25 T26 T27 T28 T30 T31",
 		"commit-error-ignored": "T04 T26 T30",
 		"unknown-is-committed": "T04",
 		"held-as-fresh":        "T03 T05 T06 T10 T25 T27 T31",
