@@ -33,6 +33,9 @@ type DeliveryInfo struct {
 	Limits Limits
 
 	delay atomic.Int64 // 0: not set; else nanoseconds, at least 1
+
+	origin *inflight // nil where no Subscriber made it
+	try    *try      // the attempt of origin that it belongs to
 }
 
 // RequeueAfter sets the delay for the Nack that follows; without it the subscription's backoff applies. A delay below
@@ -40,11 +43,6 @@ type DeliveryInfo struct {
 // the message is settled.
 func (d *DeliveryInfo) RequeueAfter(delay time.Duration) {
 	d.delay.Store(max(int64(delay), 1))
-}
-
-func (d *DeliveryInfo) requestedDelay() (time.Duration, bool) {
-	v := d.delay.Load()
-	return time.Duration(v), v != 0
 }
 
 type deliveryKey struct{}

@@ -12,11 +12,13 @@ func (s *subscription) prepare(e *inflight) {
 	t.info.Token = e.delivery.Token
 	t.info.Topic, t.info.Group = s.topic, s.owner.cfg.Group
 	t.info.Limits = e.session.limits
+	t.info.origin, t.info.try = e, t
 	t.deliveryContext = deliveryContext{Context: ctx, info: &t.info}
 	if e.delivery.Err == nil {
 		t.msg = toWatermill(t, &e.delivery.Message)
 	}
 	e.try = t
+	e.held = false
 	e.count()
 }
 
@@ -88,9 +90,14 @@ func (s *subscription) handedOut(e *inflight) {
 	go s.await(e, e.try)
 }
 
-// running starts the clock of MaxProcessing. It is called under the lock.
+// running notes that the message is with its handler. It is called under the lock.
 func (s *subscription) running(e *inflight) {
 	e.phase = phaseRunning
+	s.startClock(e)
+}
+
+// startClock begins the time of MaxProcessing. It is called under the lock.
+func (s *subscription) startClock(e *inflight) {
 	e.deadline = time.Now().Add(s.cfg().MaxProcessing)
 	if sess := e.session; sess.sweepAt.IsZero() {
 		sess.sweepAt = e.deadline

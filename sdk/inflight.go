@@ -34,6 +34,7 @@ type inflight struct {
 	phase    phase
 	try      *try      // the present attempt, or the last one
 	deadline time.Time // MaxProcessing, while running or orphaned
+	held     bool      // its reader holds it back: MaxProcessing does not run
 	leaseEnd time.Time // zero without a lease
 
 	// The verdict.

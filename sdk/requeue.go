@@ -10,7 +10,7 @@ const holdMax = 5 * time.Second
 // nacked finds the delay of a nacked message. It is called under the lock.
 func (s *subscription) nacked(e *inflight) {
 	backoff := s.cfg().Backoff
-	delay, asked := e.try.info.requestedDelay()
+	delay, asked := e.try.info.RequeueDelay()
 	if !asked {
 		delay = backoff.Delay(e.attempt)
 	}

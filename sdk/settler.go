@@ -97,7 +97,7 @@ func (s *session) sweep(now time.Time) {
 	}
 	s.sweepAt = time.Time{}
 	for e := s.live.first; e != nil; e = e.next {
-		if e.phase != phaseRunning {
+		if e.phase != phaseRunning || e.held {
 			continue
 		}
 		if e.deadline.After(now) {

@@ -85,6 +85,8 @@ func (c Config) checkBounds() error {
 		return fmt.Errorf("config: Conflict is %d: use DivertConflicts or HoldConflicts", c.Conflict)
 	case c.Guarantee == AtLeastOnce && c.Conflict == HoldConflicts:
 		return errors.New("config: Conflict is HoldConflicts, but AtLeastOnce has no receipts to find conflicts with: drop one of them")
+	case c.OrderPolicy > StandStill:
+		return fmt.Errorf("config: OrderPolicy is %d: use StandStill", c.OrderPolicy)
 	case c.MaxAttempts != 0:
 		return fmt.Errorf("config: MaxAttempts is %d: attempts are not counted yet, leave it 0", c.MaxAttempts)
 	case c.ContentionRetries < 0:

@@ -95,6 +95,10 @@ type Config struct {
 	// needs the decorator Ordered on the router's subscribers. nil means no order.
 	OrderKey func(msg *message.Message) string
 
+	// OrderPolicy says what happens when messages of failing order keys would take more than half of the window, which is
+	// Limits.MaxInFlight or what the delivery says; 256 where nobody knows.
+	OrderPolicy OrderPolicy
+
 	// TxBudget is the longest time a transaction may stay open; 0 means 10 s. It must be below Limits.Lease.
 	TxBudget time.Duration
 
@@ -104,7 +108,8 @@ type Config struct {
 
 	// RetryBackoff bounds how long a foreign subscriber's failed message is held before it is nacked: Min grows to Max by
 	// doubling, with full jitter above Min, but never beyond half of Limits.Lease. Zero means 100 ms to 1 min. Messages of an
-	// sdk.Subscriber are requeued with that subscriber's own backoff.
+	// sdk.Subscriber are requeued with that subscriber's own backoff. Messages with an order key are held by Ordered, with
+	// this one, whoever they come from.
 	RetryBackoff sdk.Backoff
 
 	// Logger is Watermill's; nil logs nothing.

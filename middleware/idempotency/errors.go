@@ -34,6 +34,9 @@ var (
 	ErrTxFailed = errors.New("the transaction has failed already: what retries or swallows errors belongs outside this middleware")
 	// ErrLease: the delivery's lease is too short for TxBudget.
 	ErrLease = errors.New("the delivery's lease is not longer than Config.TxBudget")
+	// ErrNotOrdered: the delivery has an order key, but did not come through Ordered, which alone can keep the order.
+	ErrNotOrdered = errors.New("the message has an order key, but did not come through Ordered: " +
+		"call router.AddSubscriberDecorators(m.Ordered) with this middleware before the router runs")
 	// ErrRelayRunning: Run was called while another Run of the same middleware has not returned.
 	ErrRelayRunning = errors.New("another Run of this middleware has not returned")
 )

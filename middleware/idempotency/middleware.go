@@ -32,6 +32,7 @@ type Middleware[T any] struct {
 	inside   *inside[T]
 	gate     *gate
 	sending  *sending
+	order    *ordering // nil without Config.OrderKey
 	failures failing
 	seed     maphash.Seed
 
@@ -69,7 +70,7 @@ func New[T any](store receipts.Store[T], cfg Config) (*Middleware[T], error) {
 		store: store, cfg: cfg, info: info, log: cfg.Logger,
 		side: make(side, 1), inside: newInside[T](cfg.MaxPending),
 		gate: newGate(), sending: newSending(), seed: maphash.MakeSeed(),
-		nudges: make(chan receiptRef, maxNudges),
+		nudges: make(chan receiptRef, maxNudges), order: newOrdering(cfg),
 	}
 	m.lanes = &lanes[T]{m: m, all: n, free: n}
 	for _, warning := range info.Warnings {

@@ -69,6 +69,12 @@ type Health struct {
 	Lanes, LanesBusy int
 	// RelayRunning: a Run has not returned.
 	RelayRunning bool
+	// FailingKeys is the number of order keys, in all subscriptions, one of whose messages failed or was lost and has not
+	// passed since. Held is the number of messages of these keys.
+	FailingKeys, Held int
+	// StandsStill: a subscription takes no more messages because too many are held, since StandsStillSince.
+	StandsStill      bool
+	StandsStillSince time.Time
 }
 
 // Report gives a snapshot. It asks the database nothing and does not block.
@@ -90,6 +96,7 @@ func (m *Middleware[T]) health() Health {
 	h.PausedSince, h.Reason = m.gate.state()
 	h.Paused = !h.PausedSince.IsZero()
 	h.Pending, h.OldestPending = m.inside.state()
+	m.order.health(&h)
 	if at := m.lastCommit.Load(); at != 0 {
 		h.LastCommit = time.Unix(0, at)
 	}

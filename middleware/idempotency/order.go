@@ -1,0 +1,145 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/penstock-mq/penstock/sdk"
+)
+
+// OrderPolicy says what happens when messages of failing order keys would take more than half of the window.
+type OrderPolicy uint8
+
+// The order policies.
+const (
+	// StandStill takes nothing more from the subscription until they fit again. What failed goes on being tried. Health says
+	// that it stands still, and since when.
+	StandStill OrderPolicy = iota
+)
+
+// Ordered is a message.SubscriberDecorator, for router.AddSubscriberDecorators, that keeps the order of Config.OrderKey: of
+// each key it hands out the next message only when the one before it has its place inside the middleware, or was
+// acknowledged without it. Messages of other keys, and those without one, do not wait. A message that fails is held, with
+// the later ones of its key, and handed out again after Config.RetryBackoff or the delay that was asked for; then come the
+// others, in order.
+//
+// What is promised, by one subscription in one process: per key, handlers succeed in the order in which the subscriber hands
+// out. It covers what comes again only where the broker keeps the order when it takes messages back.
+//
+// The router gets copies of the messages: same UUID, metadata and payload, a context that ends with the original's. Closing
+// the decorated subscriber closes sub: what is held goes back to the broker, what is being handled is waited for, and its
+// outcome passed on. Ordered returns an error where sub is nil or there is no OrderKey.
+func (m *Middleware[T]) Ordered(sub message.Subscriber) (message.Subscriber, error) {
+	switch {
+	case isNil(sub):
+		return nil, errors.New("idempotency: Ordered: the subscriber is nil")
+	case m.order == nil:
+		return nil, errors.New("idempotency: Ordered needs Config.OrderKey: set it, or leave Ordered out")
+	}
+	return &orderedSubscriber{order: m.order, inner: sub, closing: make(chan struct{})}, nil
+}
+
+// ordering is what the ordered subscriptions of a middleware share.
+type ordering struct {
+	keyOf   func(*message.Message) string
+	policy  OrderPolicy
+	backoff sdk.Backoff
+	window  int // Config.Limits.MaxInFlight; 0: unknown
+	log     watermill.LoggerAdapter
+
+	mu   sync.Mutex
+	subs map[*orderedSubscription]struct{}
+}
+
+// newOrdering is nil without Config.OrderKey.
+func newOrdering(cfg Config) *ordering {
+	if cfg.OrderKey == nil {
+		return nil
+	}
+	return &ordering{
+		keyOf: cfg.OrderKey, policy: cfg.OrderPolicy, backoff: cfg.RetryBackoff, window: cfg.Limits.MaxInFlight, log: cfg.Logger,
+		subs: map[*orderedSubscription]struct{}{},
+	}
+}
+
+func (o *ordering) add(s *orderedSubscription) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.subs[s] = struct{}{}
+}
+
+func (o *ordering) remove(s *orderedSubscription) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.subs, s)
+}
+
+// key asks OrderKey. A panic must not end the process: no router recovers it here.
+func (o *ordering) key(msg *message.Message) (key string, err error) {
+	defer func() {
+		if value := recover(); value != nil {
+			err = fmt.Errorf("config: OrderKey panicked: %v", value)
+		}
+	}()
+	return o.keyOf(msg), nil
+}
+
+// orderedSubscriber decorates one subscriber of a router.
+type orderedSubscriber struct {
+	order *ordering
+	inner message.Subscriber
+
+	mu      sync.Mutex
+	closed  bool
+	closing chan struct{}
+	running sync.WaitGroup
+}
+
+// Subscribe subscribes to the inner subscriber and passes its messages on in order. The channel closes last: after the inner
+// one, and after what was handed out is settled.
+func (o *orderedSubscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	if !o.enter() {
+		return nil, fmt.Errorf("subscribe in order to topic %q: %w", topic, sdk.ErrClosed)
+	}
+	in, err := o.inner.Subscribe(ctx, topic)
+	if err != nil {
+		o.running.Done()
+		return nil, err
+	}
+	s := newOrderedSubscription(o, ctx, topic, in)
+	o.order.add(s)
+	go func() {
+		defer o.running.Done()
+		s.run()
+	}()
+	return s.out, nil
+}
+
+// enter lets Close wait for one more.
+func (o *orderedSubscriber) enter() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.closed {
+		o.running.Add(1)
+	}
+	return !o.closed
+}
+
+// Close closes the inner subscriber and waits for the end of its subscriptions. Nothing more is handed out from its
+// beginning on. It is idempotent.
+func (o *orderedSubscriber) Close() error {
+	o.mu.Lock()
+	if !o.closed {
+		o.closed = true
+		close(o.closing)
+	}
+	o.mu.Unlock()
+	err := o.inner.Close()
+	o.running.Wait()
+	return err
+}

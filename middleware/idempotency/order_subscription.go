@@ -1,0 +1,276 @@
+package idempotency
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/penstock-mq/penstock/sdk"
+)
+
+// orderedSubscription is one call of Subscribe. Its loop is the only goroutine that reads from the subscriber and offers
+// copies to the router; each copy that is out has one that waits for its outcome (order_settle.go). What both know is
+// guarded by mu, under which nobody is called who could wait for us.
+type orderedSubscription struct {
+	owner *orderedSubscriber
+	order *ordering
+	topic string
+	ctx   context.Context // Subscribe's
+	in    <-chan *message.Message
+	out   chan *message.Message
+	wake  chan struct{} // capacity 1: for the loop
+	over  chan struct{} // closed when no outcome is waited for any more
+
+	outcomes sync.WaitGroup
+
+	// Used by the loop alone.
+	ending <-chan struct{} // closed when the sdk.Subscriber's subscription ends; nil: unknown
+
+	mu       sync.Mutex
+	lines    map[string]*line
+	loose    []*place // without order key, to be given back
+	turns    turns
+	window   int
+	waiting  int // messages that are here and not out
+	outside  int // copies that are out, whose delivery is not lost
+	failing  int // lines
+	held     int // messages of failing lines
+	lost     int // messages that are waited for
+	still    time.Time
+	inClosed bool // the subscriber's channel is closed
+	stopping bool // nothing more is handed out
+}
+
+// unknownWindow is what is taken for the window where nobody knows it.
+const unknownWindow = 256
+
+func newOrderedSubscription(o *orderedSubscriber, ctx context.Context, topic string, in <-chan *message.Message) *orderedSubscription {
+	s := &orderedSubscription{
+		owner: o, order: o.order, topic: topic, ctx: ctx, in: in,
+		out: make(chan *message.Message), wake: make(chan struct{}, 1), over: make(chan struct{}),
+		lines: map[string]*line{}, window: o.order.window,
+	}
+	if s.window == 0 {
+		s.window = unknownWindow
+	}
+	return s
+}
+
+func signal(wake chan struct{}) {
+	select {
+	case wake <- struct{}{}:
+	default:
+	}
+}
+
+// run lives as long as the subscription.
+func (s *orderedSubscription) run() {
+	defer close(s.out)
+	defer s.order.remove(s)
+	for s.turn() {
+	}
+	s.drain()
+}
+
+// turn waits for the next thing to do, and does it. It returns false when the subscription ends.
+func (s *orderedSubscription) turn() bool {
+	st := s.look()
+	if st.ended {
+		return false
+	}
+	var out chan<- *message.Message
+	var copied *message.Message
+	var lost <-chan struct{}
+	if p := st.offer; p != nil {
+		out, copied, lost = s.out, s.equip(p), p.ctx.Done()
+	}
+	select {
+	case out <- copied:
+		s.taken(st.offer)
+	case <-lost:
+		s.lose(st.offer)
+	case msg, ok := <-st.in:
+		if !ok {
+			s.inEnded()
+			break
+		}
+		s.arrive(msg)
+	case <-s.wake:
+	case <-s.ctx.Done():
+		s.stop()
+	case <-s.owner.closing:
+		s.stop()
+	case <-s.ending:
+		s.stop()
+	}
+	return true
+}
+
+// stance is what the loop found to do.
+type stance struct {
+	ended bool
+	offer *place
+	in    <-chan *message.Message // nil: nothing more is read for now
+}
+
+func (s *orderedSubscription) look() stance {
+	s.mu.Lock()
+	st := stance{offer: s.turns.first()}
+	for st.offer != nil && st.offer.state != placeOffered { // lost meanwhile
+		s.turns.pop()
+		st.offer = s.turns.first()
+	}
+	st.ended = s.stopping || s.inClosed && s.waiting == 0
+	stands := s.standsStill()
+	if !s.inClosed && st.offer == nil && !stands && s.waiting < s.window {
+		st.in = s.in
+	}
+	tell := s.noteStill(stands)
+	s.mu.Unlock()
+	if tell != nil {
+		tell()
+	}
+	return st
+}
+
+// arrive takes a message that the subscriber handed out.
+func (s *orderedSubscription) arrive(msg *message.Message) {
+	p := &place{inner: msg, ctx: msg.Context()}
+	p.info, _ = sdk.DeliveryFrom(p.ctx)
+	key, err := s.order.key(msg)
+	s.learn(p.info)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiting++
+	if key == "" {
+		p.ticket = &ticket{Context: p.ctx, order: s.order, fault: err}
+		if s.stopping {
+			s.loose = append(s.loose, p)
+			s.flushLoose()
+		} else {
+			s.offer(p)
+		}
+		return
+	}
+	l := s.line(key)
+	if old := l.twin(msg.UUID); old != nil {
+		l.replace(old, p)
+	} else {
+		l.push(p)
+	}
+	if p.ctx.Err() != nil {
+		s.loseNow(p)
+		return
+	}
+	l.advance()
+	if p.state == placeWaiting {
+		s.keep(p)
+	}
+}
+
+func (s *orderedSubscription) line(key string) *line {
+	l := s.lines[key]
+	if l == nil {
+		l = &line{sub: s, key: key}
+		s.lines[key] = l
+	}
+	return l
+}
+
+// learn takes from the first delivery what it tells about the subscription.
+func (s *orderedSubscription) learn(info *sdk.DeliveryInfo) {
+	if info == nil || s.ending != nil {
+		return
+	}
+	s.ending = info.Ending()
+	if n := info.Limits.MaxInFlight; n > 0 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.order.window == 0 || n < s.window {
+			s.window = n
+		}
+	}
+}
+
+// offer lets the loop hand out a message. It is called under the mutex.
+func (s *orderedSubscription) offer(p *place) {
+	s.unkeep(p)
+	p.state = placeOffered
+	if p.line != nil {
+		p.line.offered = true
+	}
+	s.turns.push(p)
+	signal(s.wake)
+}
+
+// keep lets a message wait: the engine does not count the time, and its loss is looked for. It is called under the mutex.
+func (s *orderedSubscription) keep(p *place) {
+	if p.info != nil {
+		p.holding = true
+		p.info.Hold()
+	}
+	p.unwatch = context.AfterFunc(p.ctx, func() { s.lose(p) })
+}
+
+// unkeep ends that.
+func (s *orderedSubscription) unkeep(p *place) {
+	if p.unwatch != nil {
+		p.unwatch()
+		p.unwatch = nil
+	}
+	if p.holding {
+		p.holding = false
+		p.info.Resume()
+	}
+}
+
+// equip makes the copy that is offered, once for each hand-out, and its ticket. The router may be faster than the loop: from
+// here on the ticket counts. A message without order key is handed on as it is.
+func (s *orderedSubscription) equip(p *place) *message.Message {
+	if p.line == nil {
+		p.inner.SetContext(p.ticket)
+		return p.inner
+	}
+	if p.ticket != nil {
+		return p.ticket.msg
+	}
+	base := p.ctx
+	if p.info != nil {
+		base = sdk.WithDelivery(base, p.info.Copy(p.handed))
+	}
+	t := &ticket{order: s.order, place: p, msg: p.inner.Copy()}
+	t.Context, t.cancel = context.WithCancelCause(base)
+	t.msg.SetContext(t)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.ticket = t
+	return t.msg
+}
+
+// turns are the messages whose turn has come, in order.
+type turns struct {
+	queue []*place
+}
+
+func (t *turns) push(p *place) { t.queue = append(t.queue, p) }
+
+func (t *turns) first() *place {
+	if len(t.queue) == 0 {
+		return nil
+	}
+	return t.queue[0]
+}
+
+func (t *turns) pop() *place {
+	if len(t.queue) == 0 {
+		return nil
+	}
+	p := t.queue[0]
+	t.queue[0] = nil
+	if t.queue = t.queue[1:]; len(t.queue) == 0 {
+		t.queue = nil
+	}
+	return p
+}
