@@ -1,6 +1,8 @@
 package idempotency
 
 import (
+	"slices"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
@@ -17,7 +19,25 @@ func (m *Middleware[T]) handle(msg *message.Message, h message.HandlerFunc, q *q
 	if m.sharesStore(p.ctx) {
 		return nil, m.giveBack(p, returnedAndHeld(ErrNested))
 	}
+	if err := m.line(p); err != nil {
+		return nil, m.giveBack(p, returnedAndHeld(err))
+	}
 	return m.settle(p, q)
+}
+
+// line finds a message's place among those of its order key, and the rows it will lock.
+func (m *Middleware[T]) line(p *pending[T]) (err error) {
+	if p.ticket, err = m.ticketFor(p.msg); err != nil {
+		return err
+	}
+	if p.ticket.behind() {
+		return errBehind
+	}
+	p.line = p.ticket.line()
+	if m.cfg.LockKeys != nil {
+		p.locks = slices.Sorted(slices.Values(m.cfg.LockKeys(p.msg)))
+	}
+	return nil
 }
 
 // settle brings a message that claims for itself to its end, and notices where the handler did not return: a panic

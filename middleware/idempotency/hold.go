@@ -19,7 +19,13 @@ const maxFailing = 4096
 // without transaction or lane, for the backoff of this identity's failures in this process, for the delay asked for, or
 // until its context is done. Within one delivery only the first failure is held for the backoff: an outer Retry has
 // intervals of its own.
+//
+// One with an order key is held by Ordered, together with those behind it.
 func (m *Middleware[T]) holdBack(p *pending[T], asked time.Duration) {
+	if p.ticket != nil {
+		p.ticket.after(asked)
+		return
+	}
 	if p.delivery != nil {
 		if asked > 0 {
 			p.delivery.RequeueAfter(asked)

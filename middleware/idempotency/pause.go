@@ -158,8 +158,12 @@ func (g *gate) away() error {
 	return fmt.Errorf("%w since %s: %s", ErrDatabaseAway, since.Format(time.RFC3339), reason)
 }
 
-// untilPatience starts a message's patience the first time it is asked.
+// untilPatience starts a message's patience the first time it is asked. One with an order key has none: while it waits it
+// has no place in a queue, so that later ones could overtake it; Ordered holds it instead.
 func (p *pending[T]) untilPatience() time.Time {
+	if p.ticket != nil {
+		return time.Time{}
+	}
 	if p.patience.IsZero() {
 		p.patience = time.Now().Add(patience)
 	}
@@ -185,10 +189,17 @@ func (m *Middleware[T]) awaitDatabase(p *pending[T], cause error) error {
 
 // requeueLater asks the engine not to bring the message back while the database is likely to be still away.
 func (m *Middleware[T]) requeueLater(p *pending[T], err error) {
-	if p.delivery == nil || p.ctx.Err() != nil {
+	delay := sdk.Backoff{Min: time.Second, Max: 5 * time.Second}.Delay(2)
+	switch {
+	case p.ctx.Err() != nil:
+		return
+	case p.ticket != nil:
+		p.ticket.after(delay)
+	case p.delivery != nil:
+		p.delivery.RequeueAfter(delay)
+	default:
 		return
 	}
-	p.delivery.RequeueAfter(sdk.Backoff{Min: time.Second, Max: 5 * time.Second}.Delay(2))
 	m.log.Debug("Requeueing a message until the database is back", m.fields(p).Add(watermill.LogFields{"reason": err.Error()}))
 }
 
