@@ -32,13 +32,17 @@ type batch[T any] struct {
 	m       *Middleware[T]
 	q       *queue[T]
 	members []*pending[T] // in the order in which they run
-	self    *pending[T]   // the one whose goroutine this is; nil: a worker's
-	lead    *pending[T]   // in whose context the transaction begins
-	lane    *lane         // given up early where what follows needs no transaction
+	one     [1]*pending[T]
+	self    *pending[T] // the one whose goroutine this is; nil: a worker's
+	lead    *pending[T] // in whose context the transaction begins
+	lane    *lane       // given up early where what follows needs no transaction
 
-	tx    receipts.Tx[T]
-	begun time.Time
-	ended bool // Commit was called, whatever it answered
+	waits  *bounded        // for Begin and Claim, which wait for others
+	ctx    context.Context // for what must not be cut: the values of the first message's
+	claims [1]receipts.Claim
+	tx     receipts.Tx[T]
+	begun  time.Time
+	ended  bool // Commit was called, whatever it answered
 
 	letters []receipts.DeadLetter
 	given   []receipts.Claim // claimed, but not to be committed
@@ -111,20 +115,22 @@ func (b *batch[T]) broken(err error, other func(error) verdict) {
 
 // begin waits for a connection and the right to write, at most TxBudget.
 func (b *batch[T]) begin() bool {
-	m, first := b.m, b.lead.ctx
-	ctx, cancel := context.WithTimeout(first, m.cfg.TxBudget)
-	defer cancel()
-	tx, err := m.store.Begin(ctx, receipts.TxOptions{Budget: m.cfg.TxBudget, ClaimWait: b.claimWait()})
+	m := b.m
+	b.waits = boundedBy(b.lead.ctx, time.Now().Add(m.cfg.TxBudget), nil)
+	tx, err := m.store.Begin(b.waits, receipts.TxOptions{Budget: m.cfg.TxBudget, ClaimWait: b.claimWait()})
 	if err == nil {
 		b.tx, b.begun = tx, time.Now()
+		b.ctx = context.WithoutCancel(b.lead.ctx)
 		return true
 	}
-	if first.Err() != nil {
-		b.cancelled(first.Err())
+	ended := b.waits.Err()
+	b.waits.stop()
+	if err := b.lead.ctx.Err(); err != nil {
+		b.cancelled(err)
 		return false
 	}
 	other := returnedAndHeld
-	if ctx.Err() != nil {
+	if ended != nil {
 		other = outage // no connection for so long: the pool is exhausted, or nobody answers
 	}
 	b.broken(fmt.Errorf("begin: %w", err), other)
@@ -148,7 +154,11 @@ func (b *batch[T]) cancelled(err error) {
 
 // claimAll asks for the receipts, all in one statement, and decides by the answers.
 func (b *batch[T]) claimAll() bool {
-	claims := make([]receipts.Claim, 0, len(b.members))
+	defer b.waits.stop()
+	claims := b.claims[:0]
+	if b.several() {
+		claims = make([]receipts.Claim, 0, len(b.members))
+	}
 	now := time.Now()
 	for _, p := range b.members {
 		if !p.decided() && p.refused == "" && b.m.claims(p) {
@@ -181,9 +191,7 @@ func (b *batch[T]) ask(claims []receipts.Claim) ([]receipts.ClaimResult, bool) {
 		return nil, true
 	}
 	first := b.lead.ctx
-	ctx, cancel := context.WithDeadline(first, b.begun.Add(b.m.cfg.TxBudget))
-	defer cancel()
-	results, err := b.tx.Claim(ctx, claims)
+	results, err := b.tx.Claim(b.waits, claims)
 	switch {
 	case err == nil && len(results) == len(claims):
 		return results, true
@@ -195,7 +203,7 @@ func (b *batch[T]) ask(claims []receipts.Claim) ([]receipts.ClaimResult, bool) {
 	}
 	err = fmt.Errorf("claim: %w", err)
 	other := returnedAndHeld
-	if ctx.Err() != nil {
+	if b.waits.Err() != nil {
 		other = contention // the same identity is claimed elsewhere and stays open
 	}
 	if v := b.m.classify(err, other); v.kind == kindContention && b.claimWait() > 0 {
@@ -275,8 +283,8 @@ func (b *batch[T]) divertAll() bool {
 	if len(b.letters) == 0 {
 		return true
 	}
-	ctx, cancel := b.detached()
-	defer cancel()
+	ctx := b.detached()
+	defer ctx.stop()
 	if err := b.tx.Divert(ctx, b.letters); err != nil {
 		b.broken(fmt.Errorf("divert: %w", err), returnedAndHeld)
 		return false
@@ -284,9 +292,9 @@ func (b *batch[T]) divertAll() bool {
 	return true
 }
 
-// detached gives a context that the end of a message's does not cut.
-func (b *batch[T]) detached() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(b.lead.ctx), b.m.cfg.TxBudget)
+// detached gives a context for statements that the end of a message's must not cut: it ends after TxBudget, or by its stop.
+func (b *batch[T]) detached() *bounded {
+	return boundedBy(b.ctx, time.Now().Add(b.m.cfg.TxBudget), nil)
 }
 
 // unknown says what to do about a COMMIT whose answer was lost.
@@ -306,8 +314,8 @@ func (b *batch[T]) worthIt() bool {
 	if len(b.given) == 0 {
 		return true
 	}
-	ctx, cancel := b.detached()
-	defer cancel()
+	ctx := b.detached()
+	defer ctx.stop()
 	if err := b.tx.Unclaim(ctx, b.given); err != nil {
 		b.broken(fmt.Errorf("give up claims: %w", err), failed)
 		return false
@@ -317,8 +325,8 @@ func (b *batch[T]) worthIt() bool {
 
 // commit ends the transaction, cut loose from the messages' contexts, and decides about all that it made durable.
 func (b *batch[T]) commit() {
-	ctx, cancel := b.detached()
-	defer cancel()
+	ctx := b.detached()
+	defer ctx.stop()
 	err := b.tx.Commit(ctx)
 	b.ended = true
 	switch {
@@ -383,8 +391,8 @@ func (b *batch[T]) rollback() {
 		return
 	}
 	b.ended = true
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(b.lead.ctx), rollbackBound)
-	defer cancel()
+	ctx := boundedBy(b.ctx, time.Now().Add(rollbackBound), nil)
+	defer ctx.stop()
 	if err := b.tx.Rollback(ctx); err != nil {
 		b.m.log.Debug("Rollback failed; the connection is closed", b.m.fields(b.lead).Add(map[string]any{"error": err.Error()}))
 	}

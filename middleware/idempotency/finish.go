@@ -81,8 +81,8 @@ func (b *batch[T]) answer(front []*pending[T]) {
 		if p.gone {
 			continue
 		}
-		if p.cancel != nil {
-			p.cancel() // after the transaction's end, so that nothing of it is cut
+		if p.handling != nil {
+			p.handling.stop() // after the transaction's end, so that nothing of it is cut
 		}
 		if i < len(front) && front[i] == p {
 			i++

@@ -10,7 +10,7 @@ import (
 // (nil), or with the reason why it must come again.
 func (m *Middleware[T]) handle(msg *message.Message, h message.HandlerFunc, q *queue[T], consumerOnly bool) ([]*message.Message, error) {
 	p := m.newPending(msg, consumerOnly)
-	if err := m.identify(p); err != nil {
+	if err := m.identify(p, q); err != nil {
 		return nil, m.giveBack(p, returnedAndHeld(err))
 	}
 	if c := carrierOf(p.ctx, m); c != nil && !c.isOver() {

@@ -76,12 +76,12 @@ const (
 // keyOf gives a message's identity key, or the reason for refusing it. A UUID's key is its own bytes, so that people
 // can find it in the tables; only one that starts with NUL gets another NUL in front. A CloudEvents key starts with NUL,
 // 0x01: no UUID's key does.
-func keyOf(msg *message.Message, field string) (key []byte, refused string) {
+func keyOf(msg *message.Message, field string) (key, refused string) {
 	switch {
 	case field != "":
 		value, ok := msg.Metadata[field]
 		if !ok {
-			return nil, fmt.Sprintf("metadata field %q, which holds the message identity, is missing", field)
+			return "", fmt.Sprintf("metadata field %q, which holds the message identity, is missing", field)
 		}
 		key, refused = plainKey(value)
 	default:
@@ -91,26 +91,26 @@ func keyOf(msg *message.Message, field string) (key []byte, refused string) {
 			break
 		}
 		if source == "" || id == "" {
-			return nil, "the CloudEvents source or id is empty"
+			return "", "the CloudEvents source or id is empty"
 		}
-		key = append(make([]byte, 0, len(source)+len(id)+4), keyEscape, keyCloudEvents)
-		key = binary.AppendUvarint(key, uint64(len(source)))
-		key = append(append(key, source...), id...)
+		buf := append(make([]byte, 0, len(source)+len(id)+4), keyEscape, keyCloudEvents)
+		buf = binary.AppendUvarint(buf, uint64(len(source)))
+		key = string(append(append(buf, source...), id...))
 	}
 	if len(key) > receipts.MaxKey {
-		return nil, refusedTooLong
+		return "", refusedTooLong
 	}
 	return key, refused
 }
 
-func plainKey(value string) (key []byte, refused string) {
+func plainKey(value string) (key, refused string) {
 	if value == "" {
-		return nil, refusedEmpty
+		return "", refusedEmpty
 	}
 	if value[0] == keyEscape {
-		return append([]byte{keyEscape}, value...), ""
+		return string([]byte{keyEscape}) + value, ""
 	}
-	return []byte(value), ""
+	return value, ""
 }
 
 // cloudEvent finds the first spelling of which both fields are there.
@@ -130,16 +130,31 @@ func cloudEvent(metadata message.Metadata) (source, id string, ok bool) {
 
 // identify takes the identity of a pending message. Its error means that the program is put together wrongly; a message
 // without a valid identity is no error: it is refused later.
-func (m *Middleware[T]) identify(p *pending[T]) (err error) {
-	if p.scope, err = m.scopeOf(p.handler, p.topic); err != nil {
+func (m *Middleware[T]) identify(p *pending[T], q *queue[T]) (err error) {
+	if p.id.scope, err = m.scopeIn(q, p.handler, p.topic); err != nil {
 		return err
 	}
-	if p.key, p.refused = keyOf(p.msg, m.cfg.IdentityField); p.refused != "" {
-		p.key = nil
+	p.scope = p.id.scope
+	key, refused := keyOf(p.msg, m.cfg.IdentityField)
+	if p.refused = refused; refused == "" {
+		p.id.key, p.key = key, []byte(key)
 	}
-	p.id = identity{p.scope, string(p.key)}
 	return nil
 }
+
+// scopeIn is scopeOf for a handler whose deliveries come from one topic, as a rule: the last scope is kept.
+func (m *Middleware[T]) scopeIn(q *queue[T], handler, topic string) (string, error) {
+	if last := q.scope.Load(); last != nil && last.handler == handler && last.topic == topic {
+		return last.scope, nil
+	}
+	scope, err := m.scopeOf(handler, topic)
+	if err == nil {
+		q.scope.Store(&scopeOfHandler{handler, topic, scope})
+	}
+	return scope, err
+}
+
+type scopeOfHandler struct{ handler, topic, scope string }
 
 // examine asks Validate and takes the fingerprint.
 func (m *Middleware[T]) examine(p *pending[T]) error {

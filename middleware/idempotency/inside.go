@@ -14,42 +14,57 @@ import (
 type inside[T any] struct {
 	door chan struct{} // one value for each delivery that was taken up
 
-	mu    sync.Mutex
-	at    map[*pending[T]]struct{}
-	first map[identity]*pending[T]
+	mu             sync.Mutex
+	oldest, newest *pending[T] // a list, in the order of arrival
+	n              int
+	first          map[identity]*pending[T]
 }
 
 // identity names a message within this middleware.
 type identity struct{ scope, key string }
 
 func newInside[T any](most int) *inside[T] {
-	return &inside[T]{
-		door: make(chan struct{}, most), at: make(map[*pending[T]]struct{}), first: make(map[identity]*pending[T]),
-	}
+	return &inside[T]{door: make(chan struct{}, most), first: make(map[identity]*pending[T])}
 }
 
 // enter counts a delivery in.
 func (in *inside[T]) enter(p *pending[T]) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.at[p] = struct{}{}
+	in.n++
+	if p.before = in.newest; p.before != nil {
+		p.before.after = p
+	} else {
+		in.oldest = p
+	}
+	in.newest = p
 }
 
+// leave counts it out.
 func (in *inside[T]) leave(p *pending[T]) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	delete(in.at, p)
+	in.n--
+	if p.before != nil {
+		p.before.after = p.after
+	} else {
+		in.oldest = p.after
+	}
+	if p.after != nil {
+		p.after.before = p.before
+	} else {
+		in.newest = p.before
+	}
+	p.before, p.after = nil, nil
 }
 
 func (in *inside[T]) state() (n int, oldest time.Time) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	for p := range in.at {
-		if oldest.IsZero() || p.arrived.Before(oldest) {
-			oldest = p.arrived
-		}
+	if in.oldest != nil {
+		oldest = in.oldest.arrived
 	}
-	return len(in.at), oldest
+	return in.n, oldest
 }
 
 // claim makes p the delivery whose outcome others of its identity wait for, unless there is one: then it waits for that one.
@@ -61,17 +76,18 @@ func (in *inside[T]) claim(p *pending[T]) (first bool) {
 		other.followers = append(other.followers, p)
 		return false
 	}
-	in.first[p.id] = p
+	in.first[p.id], p.leads = p, true
 	return true
 }
 
 // release ends that, and tells those who wait what became of it. It may be called again.
 func (in *inside[T]) release(p *pending[T], v verdict) {
 	in.mu.Lock()
-	if in.first[p.id] != p {
+	if !p.leads {
 		in.mu.Unlock()
 		return
 	}
+	p.leads = false
 	delete(in.first, p.id)
 	followers := p.followers
 	p.followers = nil

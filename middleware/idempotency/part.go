@@ -12,6 +12,9 @@ import (
 // runAll runs the handlers of the messages that need one, each in its own part of the transaction. It tells whether the
 // transaction can go on to its commit.
 func (b *batch[T]) runAll() bool {
+	if b.self != nil {
+		return b.self.decided() || b.self.kept || b.runSelf()
+	}
 	run := make([]*pending[T], 0, len(b.members))
 	for _, p := range b.members {
 		if !p.decided() && !p.kept {
@@ -21,8 +24,6 @@ func (b *batch[T]) runAll() bool {
 	switch {
 	case len(run) == 0:
 		return true
-	case b.self != nil:
-		return b.runSelf()
 	case b.q.batch != nil && len(run) > 1:
 		return b.runTogether(run)
 	default:
@@ -93,7 +94,7 @@ func (b *batch[T]) giveUp(p *pending[T], v verdict) {
 func (b *batch[T]) part(s *stretch, run []*pending[T], i int) bool {
 	p := run[i]
 	if b.parts {
-		if err := b.tx.Part(context.WithoutCancel(p.ctx)); err != nil {
+		if err := b.tx.Part(b.ctx); err != nil {
 			b.broken(fmt.Errorf("begin a message's part: %w", err), failed)
 			return false
 		}
@@ -137,8 +138,8 @@ func (b *batch[T]) judge(p *pending[T]) verdict {
 	}
 	then := done(&b.m.counters.handled)
 	if len(outputs) > 0 {
-		ctx, cancel := b.detached()
-		defer cancel()
+		ctx := b.detached()
+		defer ctx.stop()
 		if then.outputs, err = b.tx.AddOutputs(ctx, outputs); err != nil {
 			return b.m.classify(fmt.Errorf("store outputs: %w", err), failed)
 		}
@@ -156,7 +157,7 @@ func (b *batch[T]) keep(p *pending[T]) bool {
 	if !b.parts {
 		return true
 	}
-	err := b.tx.Keep(context.WithoutCancel(p.ctx))
+	err := b.tx.Keep(b.ctx)
 	if err == nil {
 		return true
 	}
@@ -206,7 +207,7 @@ func (b *batch[T]) undoAll(p *pending[T], v verdict) {
 
 // undoPart undoes one message's work and its claim.
 func (b *batch[T]) undoPart(p *pending[T], v verdict) bool {
-	if err := b.tx.Undo(context.WithoutCancel(p.ctx)); err != nil {
+	if err := b.tx.Undo(b.ctx); err != nil {
 		if v.kind != kindContention {
 			p.v = v
 		}
@@ -236,8 +237,8 @@ func (b *batch[T]) cutOut(p *pending[T], v verdict, run []*pending[T], i int) {
 // prepare makes what the handler sees: its message's shadow, with the transaction in the context.
 func (b *batch[T]) prepare(p *pending[T]) {
 	p.carrier = &carrier{owner: b.m, store: b.m.store, parent: carrierIn(p.ctx), tx: b.tx.Raw(), scope: p.scope, key: p.key, route: p.route}
-	ctx, cancel := context.WithDeadline(context.WithValue(p.ctx, carrierKey{}, p.carrier), b.begun.Add(b.m.cfg.TxBudget))
-	p.shadow, p.cancel = shadowOf(ctx, p.msg), cancel
+	p.handling = boundedBy(p.ctx, b.begun.Add(b.m.cfg.TxBudget), p.carrier)
+	p.shadow = shadowOf(p.handling, p.msg)
 	p.produced, p.err = nil, nil
 }
 

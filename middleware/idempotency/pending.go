@@ -36,9 +36,11 @@ type pending[T any] struct {
 	claimed   bool   // AtMostOnce: its receipt is committed
 	reason    string // of its dead letter
 
-	owns string // its outputs, in the table of what is being published, until they are handed over; "" means none
+	before, after *pending[T] // in the list of what is inside
+	owns          string      // its outputs, in the table of what is being published, until they are handed over; "" means none
 
 	id        identity
+	leads     bool          // others of its identity wait for its outcome; of inside
 	followers []*pending[T] // deliveries of the same identity that wait for this one; of inside
 
 	ticket *ticket  // its place among those of its order key; nil without order
@@ -59,7 +61,7 @@ type pending[T any] struct {
 	most     int     // the most messages of its next transaction; 0 for any number
 	shadow   *message.Message
 	carrier  *carrier
-	cancel   context.CancelFunc
+	handling *bounded           // the handler's context
 	produced []*message.Message // the handler's answer
 	err      error              // the handler's answer
 

@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -13,6 +14,7 @@ type queue[T any] struct {
 	m      *Middleware[T]
 	handle message.HandlerFunc // Config.Inside around the handler
 	batch  batchHandler[T]     // what HandleBatch was given, or nil
+	scope  atomic.Pointer[scopeOfHandler]
 
 	// The rest belongs to the lock of m.lanes.
 	pending []*pending[T]
@@ -49,7 +51,9 @@ func (q *queue[T]) run(p *pending[T]) verdict {
 // runAlone runs a delivery in a transaction that it shares with nobody. It tells whether the delivery is decided; else it is
 // pending again.
 func (q *queue[T]) runAlone(p *pending[T], l *lane) (decided bool) {
-	b := &batch[T]{m: q.m, q: q, self: p, lane: l, members: []*pending[T]{p}}
+	b := &batch[T]{m: q.m, q: q, self: p, lane: l}
+	b.one[0] = p
+	b.members = b.one[:]
 	defer l.release()
 	defer func() { decided = b.finish(p.ctx) }() // also where the handler did not return
 	b.run()

@@ -102,7 +102,7 @@ func (b *batch[T]) outlived(p *pending[T], value any) {
 	if value != nil {
 		p.err = fmt.Errorf("the handler panicked: %v", value)
 	}
-	p.cancel()
+	p.handling.stop()
 	p.v = p.outlived(b.m.cfg.TxBudget)
 	p.wake <- struct{}{}
 }
