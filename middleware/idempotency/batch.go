@@ -116,7 +116,7 @@ func (b *batch[T]) broken(err error, other func(error) verdict) {
 // begin waits for a connection and the right to write, at most TxBudget.
 func (b *batch[T]) begin() bool {
 	m := b.m
-	b.waits = boundedBy(b.lead.ctx, time.Now().Add(m.cfg.TxBudget), nil)
+	b.waits = boundedBy(b.lead.ctx, time.Now().Add(m.cfg.TxBudget))
 	tx, err := m.store.Begin(b.waits, receipts.TxOptions{Budget: m.cfg.TxBudget, ClaimWait: b.claimWait()})
 	if err == nil {
 		b.tx, b.begun = tx, time.Now()
@@ -294,7 +294,7 @@ func (b *batch[T]) divertAll() bool {
 
 // detached gives a context for statements that the end of a message's must not cut: it ends after TxBudget, or by its stop.
 func (b *batch[T]) detached() *bounded {
-	return boundedBy(b.ctx, time.Now().Add(b.m.cfg.TxBudget), nil)
+	return boundedBy(b.ctx, time.Now().Add(b.m.cfg.TxBudget))
 }
 
 // unknown says what to do about a COMMIT whose answer was lost.
@@ -391,7 +391,7 @@ func (b *batch[T]) rollback() {
 		return
 	}
 	b.ended = true
-	ctx := boundedBy(b.ctx, time.Now().Add(rollbackBound), nil)
+	ctx := boundedBy(b.ctx, time.Now().Add(rollbackBound))
 	defer ctx.stop()
 	if err := b.tx.Rollback(ctx); err != nil {
 		b.m.log.Debug("Rollback failed; the connection is closed", b.m.fields(b.lead).Add(map[string]any{"error": err.Error()}))

@@ -26,11 +26,18 @@ type waited struct {
 }
 
 // boundedBy gives a context that ends with parent, at the deadline, or by stop, which has to be called.
-func boundedBy(parent context.Context, deadline time.Time, c *carrier) *bounded {
-	if theirs, ok := parent.Deadline(); ok && theirs.Before(deadline) {
+func boundedBy(parent context.Context, deadline time.Time) *bounded {
+	b := &bounded{Context: parent}
+	b.until(deadline)
+	return b
+}
+
+// until sets the deadline, before anybody has the context.
+func (b *bounded) until(deadline time.Time) {
+	if theirs, ok := b.Context.Deadline(); ok && theirs.Before(deadline) {
 		deadline = theirs
 	}
-	return &bounded{Context: parent, deadline: deadline, carrier: c}
+	b.deadline = deadline
 }
 
 // Deadline implements context.Context.

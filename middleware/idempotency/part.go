@@ -234,14 +234,6 @@ func (b *batch[T]) cutOut(p *pending[T], v verdict, run []*pending[T], i int) {
 	b.rest(again(0, v.err))
 }
 
-// prepare makes what the handler sees: its message's shadow, with the transaction in the context.
-func (b *batch[T]) prepare(p *pending[T]) {
-	p.carrier = &carrier{owner: b.m, store: b.m.store, parent: carrierIn(p.ctx), tx: b.tx.Raw(), scope: p.scope, key: p.key, route: p.route}
-	p.handling = boundedBy(p.ctx, b.begun.Add(b.m.cfg.TxBudget), p.carrier)
-	p.shadow = shadowOf(p.handling, p.msg)
-	p.produced, p.err = nil, nil
-}
-
 // objection is what stands against a commit although the handler returned nil.
 func (m *Middleware[T]) objection(p *pending[T], begun time.Time) error {
 	c := p.carrier

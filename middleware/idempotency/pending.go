@@ -59,6 +59,7 @@ type pending[T any] struct {
 	probing  bool    // it may go through although the database was away
 	blocked  bool    // it is in the side lane
 	most     int     // the most messages of its next transaction; 0 for any number
+	foreseen *sight  // of its next transaction
 	shadow   *message.Message
 	carrier  *carrier
 	handling *bounded           // the handler's context

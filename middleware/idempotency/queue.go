@@ -31,7 +31,7 @@ func (m *Middleware[T]) newQueue(handle message.HandlerFunc, batch batchHandler[
 // run brings one delivery through transactions until it is decided. Where a lane is free it runs at once, in this
 // goroutine; else it waits for its batch.
 func (q *queue[T]) run(p *pending[T]) verdict {
-	p.v = verdict{}
+	p.v, p.foreseen = verdict{}, q.m.foresee(p)
 	l := q.enter(p)
 	p.ticket.reached()
 	for {
