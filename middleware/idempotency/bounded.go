@@ -15,14 +15,27 @@ type bounded struct {
 	deadline        time.Time
 	carrier         *carrier
 
-	mu    sync.Mutex
-	over  bool                   // stop was called
-	inner atomic.Pointer[waited] // what is waited for
+	shared bool // the deadline is that of a whole batch, which has one timer and calls expire
+
+	mu      sync.Mutex
+	over    bool                   // stop was called
+	expired bool                   // expire was called
+	inner   atomic.Pointer[waited] // what is waited for
 }
 
 type waited struct {
 	context.Context
-	cancel context.CancelFunc
+	cancel context.CancelCauseFunc
+}
+
+// wait makes it.
+func (b *bounded) wait() *waited {
+	if b.shared {
+		ctx, cancel := context.WithCancelCause(b.Context)
+		return &waited{ctx, cancel}
+	}
+	ctx, cancel := context.WithDeadline(b.Context, b.deadline)
+	return &waited{ctx, func(error) { cancel() }}
 }
 
 // boundedBy gives a context that ends with parent, at the deadline, or by stop, which has to be called.
@@ -52,33 +65,31 @@ func (b *bounded) Done() <-chan struct{} {
 	defer b.mu.Unlock()
 	inner := b.inner.Load()
 	if inner == nil {
-		ctx, cancel := context.WithDeadline(b.Context, b.deadline)
-		inner = &waited{ctx, cancel}
+		inner = b.wait()
 		b.inner.Store(inner)
-		if b.over {
-			cancel()
-		}
+		b.end(inner)
 	}
 	return inner.Done()
 }
 
 // Err implements context.Context.
 func (b *bounded) Err() error {
-	if inner := b.inner.Load(); inner != nil {
+	if inner := b.inner.Load(); inner != nil && !b.shared {
 		return inner.Err()
 	}
 	if err := b.Context.Err(); err != nil {
 		return err
 	}
-	if !time.Now().Before(b.deadline) {
-		return context.DeadlineExceeded
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.over {
+	switch {
+	case b.expired, !b.shared && !time.Now().Before(b.deadline):
+		return context.DeadlineExceeded
+	case b.over:
 		return context.Canceled
+	default:
+		return nil
 	}
-	return nil
 }
 
 // Value implements context.Context. Once somebody waits it answers like the context that is waited for, so that contexts
@@ -99,6 +110,26 @@ func (b *bounded) stop() {
 	defer b.mu.Unlock()
 	b.over = true
 	if inner := b.inner.Load(); inner != nil {
-		inner.cancel()
+		b.end(inner)
+	}
+}
+
+// expire ends a shared context because its deadline has come.
+func (b *bounded) expire() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.expired = true
+	if inner := b.inner.Load(); inner != nil {
+		b.end(inner)
+	}
+}
+
+// end ends what is waited for, if it has come to that. It wants the lock held.
+func (b *bounded) end(inner *waited) {
+	switch {
+	case b.expired:
+		inner.cancel(context.DeadlineExceeded)
+	case b.over:
+		inner.cancel(nil)
 	}
 }

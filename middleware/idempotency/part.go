@@ -42,7 +42,11 @@ func (b *batch[T]) runSelf() bool {
 		return false
 	}
 	b.prepare(p)
-	timer := time.AfterFunc(b.m.cfg.TxBudget-time.Since(b.begun), b.lane.release)
+	ctx := p.handling
+	timer := time.AfterFunc(b.m.cfg.TxBudget-time.Since(b.begun), func() {
+		ctx.expire()
+		b.lane.release()
+	})
 	defer timer.Stop()
 	b.call(p)
 	v := b.judge(p)
@@ -100,6 +104,7 @@ func (b *batch[T]) part(s *stretch, run []*pending[T], i int) bool {
 		}
 	}
 	b.prepare(p)
+	s.handling.Store(p.handling)
 	if !s.start() {
 		b.rest(again(0, nil)) // the budget is over
 		return false

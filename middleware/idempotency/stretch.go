@@ -11,9 +11,10 @@ import (
 // a router makes anew for each message: every one would have to grow its stack for the database client, and that costs more
 // than the middleware itself (docs/performance.md).
 type stretch struct {
-	state atomic.Uint32
-	late  atomic.Bool
-	ended chan stretchEnd
+	state    atomic.Uint32
+	handling atomic.Pointer[bounded] // the context of the handler that runs
+	late     atomic.Bool
+	ended    chan stretchEnd
 }
 
 const (
@@ -41,6 +42,9 @@ func (s *stretch) returned() bool { return s.state.CompareAndSwap(stretchRunning
 // abandon gives up waiting for a handler. It fails where none runs: the stretch then ends by itself.
 func (s *stretch) abandon() bool {
 	s.late.Store(true)
+	if ctx := s.handling.Load(); ctx != nil {
+		ctx.expire()
+	}
 	return s.state.CompareAndSwap(stretchRunning, stretchAbandoned)
 }
 

@@ -26,6 +26,7 @@ func (b *batch[T]) runTogether(run []*pending[T]) bool {
 	for i, p := range run {
 		b.prepare(p)
 		p.carrier.asked.Store(true)
+		p.handling.shared = false // nobody else watches this one's deadline
 		call.shadows[i] = p.shadow
 	}
 	ctx, own, cancel := b.contextOf(run)
