@@ -350,13 +350,15 @@ func (b *batch[T]) refusedCommit(err error) verdict {
 
 // durable decides that everything kept is done.
 func (b *batch[T]) durable() {
-	b.m.committed()
+	n := 0
 	for _, p := range b.members {
 		if p.kept && !p.decided() {
 			p.v = p.then
 			b.m.logDiverted(p)
+			n++
 		}
 	}
+	b.m.committed(n)
 }
 
 // unknown finds out what became of a COMMIT without an answer.
@@ -364,6 +366,7 @@ func (b *batch[T]) unknown(err error) {
 	b.lane.release()
 	b.m.counters.unknownCommits.Add(1)
 	var answer verdict
+	n := 0
 	for _, p := range b.members {
 		if p.decided() {
 			continue
@@ -380,8 +383,12 @@ func (b *batch[T]) unknown(err error) {
 			if p.v = answer; answer.kind == kindDone {
 				p.v = p.then
 				b.m.logDiverted(p)
+				n++
 			}
 		}
+	}
+	if n > 0 {
+		b.m.committed(n)
 	}
 }
 

@@ -63,6 +63,7 @@ func (b *batch[T]) finish(ctx context.Context) (decided bool) {
 			lines = append(lines, p.line)
 		}
 	}
+	b.m.counters.repeated.Add(uint64(len(front)))
 	decided = b.self == nil || !slices.Contains(front, b.self)
 	b.answer(front)
 	b.learn()

@@ -13,6 +13,7 @@ type counters struct {
 	failed, returned                                       atomic.Uint64
 	contention, outages, unknownCommits, withoutTx         atomic.Uint64
 	outputsSent, outputsFailed                             atomic.Uint64
+	transactions, inTransactions, largest, repeated        atomic.Uint64
 }
 
 // Report is what the middleware tells of itself. Counters start at zero with New and only grow. Every delivery that was
@@ -47,11 +48,23 @@ type Report struct {
 	// OutputsSent counts outputs that Config.Outputs took; OutputsFailed those of a Publish that failed.
 	OutputsSent, OutputsFailed uint64
 
-	Health Health
+	// Batches tells how messages shared transactions.
+	Batches Batches
+	Health  Health
 	// Unchecked names the limits of Config.Limits that are unknown, so that nothing is checked against them.
 	Unchecked []string
 	// Store is what the store's Check found in New.
 	Store receipts.Info
+}
+
+// Batches counts transactions that committed, and what was in them.
+type Batches struct {
+	// Transactions that committed, and Messages whose outcome they made durable. Divided they give the mean batch.
+	Transactions, Messages uint64
+	// Largest is the most messages of one.
+	Largest uint64
+	// Repeated counts messages that ran again, because of a neighbour or of contention.
+	Repeated uint64
 }
 
 // Health is a snapshot of what goes on.
@@ -87,6 +100,10 @@ func (m *Middleware[T]) Report() Report {
 		Contention: c.contention.Load(), Outages: c.outages.Load(),
 		UnknownCommits: c.unknownCommits.Load(), WithoutTx: c.withoutTx.Load(),
 		OutputsSent: c.outputsSent.Load(), OutputsFailed: c.outputsFailed.Load(),
+		Batches: Batches{
+			Transactions: c.transactions.Load(), Messages: c.inTransactions.Load(),
+			Largest: c.largest.Load(), Repeated: c.repeated.Load(),
+		},
 		Health: m.health(), Unchecked: m.cfg.unchecked(), Store: m.info,
 	}
 }
@@ -103,8 +120,15 @@ func (m *Middleware[T]) health() Health {
 	return h
 }
 
-// committed notes that a transaction committed.
-func (m *Middleware[T]) committed() { m.lastCommit.Store(time.Now().UnixNano()) }
+// committed notes that a transaction of n messages committed.
+func (m *Middleware[T]) committed(n int) {
+	m.lastCommit.Store(time.Now().UnixNano())
+	c, size := &m.counters, uint64(max(n, 0)) //nolint:gosec // it is not negative
+	c.transactions.Add(1)
+	c.inTransactions.Add(size)
+	for largest := c.largest.Load(); size > largest && !c.largest.CompareAndSwap(largest, size); largest = c.largest.Load() {
+	}
+}
 
 func (c Config) unchecked() []string {
 	var names []string

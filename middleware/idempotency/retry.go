@@ -28,7 +28,6 @@ func (m *Middleware[T]) resolve(p *pending[T], nonce receipts.Nonce, cause error
 		switch {
 		case err == nil && committed:
 			m.log.Info("A COMMIT without an answer did commit", m.fields(p))
-			m.committed()
 			return verdict{kind: kindDone}
 		case err == nil:
 			m.log.Info("A COMMIT without an answer did not commit", m.fields(p))
