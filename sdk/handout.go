@@ -8,7 +8,8 @@ import (
 // prepare makes the message and the context of the next attempt.
 func (s *subscription) prepare(e *inflight) {
 	ctx, cancel := context.WithCancelCause(s.base)
-	t := &try{cancel: cancel}
+	t := e.nextTry()
+	t.cancel = cancel
 	t.info.Token = e.delivery.Token
 	t.info.Topic, t.info.Group = s.topic, s.owner.cfg.Group
 	t.info.Limits = e.session.limits

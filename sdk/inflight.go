@@ -33,6 +33,7 @@ type inflight struct {
 	attempt  int
 	phase    phase
 	try      *try      // the present attempt, or the last one
+	first    try       // the first attempt, which most messages need no other than: one allocation less
 	deadline time.Time // MaxProcessing, while running or orphaned
 	held     bool      // its reader holds it back: MaxProcessing does not run
 	leaseEnd time.Time // zero without a lease
@@ -56,6 +57,14 @@ type try struct {
 	info   DeliveryInfo
 	msg    *message.Message // nil in the poison path
 	cancel context.CancelCauseFunc
+}
+
+// nextTry gives the place of the next attempt, which no earlier one has had.
+func (e *inflight) nextTry() *try {
+	if e.try == nil {
+		return &e.first
+	}
+	return &try{}
 }
 
 // inflights is a list in the order of arrival.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"time"
 )
 
@@ -149,6 +150,9 @@ func (s *session) settleBatch(batch []*inflight) {
 	if err == nil {
 		s.sub.lock()
 		defer s.sub.unlock()
+		if s.sub.owner.report.wants() {
+			s.sub.events = slices.Grow(s.sub.events, len(batch)) // one event each
+		}
 		for _, e := range batch {
 			s.sub.settled(e)
 		}
