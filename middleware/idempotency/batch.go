@@ -218,7 +218,7 @@ func (b *batch[T]) ask(claims []receipts.Claim) ([]receipts.ClaimResult, bool) {
 func (b *batch[T]) blocked(err error) {
 	b.m.counters.contention.Add(1)
 	if b.several() {
-		b.rest(again(len(b.members)/blockedShare, err))
+		b.rest(again(max(1, len(b.members)/blockedShare), err))
 		return
 	}
 	b.rest(verdict{kind: kindBlocked, err: err})

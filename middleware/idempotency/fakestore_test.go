@@ -1,7 +1,6 @@
 package idempotency
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -27,8 +26,8 @@ type commitFault struct {
 	apply bool  // with lost: it did commit
 }
 
-// fakeStore keeps rows in memory with one writer at a time, and fails where a test says so. Each hook is asked with the
-// number of calls so far, from 1; nil and zero mean no fault.
+// fakeStore keeps rows in memory with one writer at a time, or as many as fit into writer, and fails where a test says so.
+// Each hook is asked with the number of calls so far, from 1; nil and zero mean no fault. A hook may also wait or panic.
 type fakeStore struct {
 	onBegin, onClaim, onAddOutputs, onDivert func(n int) error
 	onPart, onKeep, onUndo, onUnclaim        func(n int) error
@@ -47,9 +46,11 @@ type fakeStore struct {
 	outputs   []receipts.Output
 	letters   []receipts.DeadLetter
 	effects   map[string]int
+	claims    fakeClaims
 	open      int
 	mostOpen  int
 	rolledBck int
+	sizes     []int // of the calls of Claim
 }
 
 func newFakeStore() *fakeStore {
@@ -57,7 +58,13 @@ func newFakeStore() *fakeStore {
 		info:   receipts.Info{Dialect: "sqlite", Lanes: 1, Parts: true, Pool: 4, Schema: 1},
 		writer: make(chan struct{}, 1), calls: map[string]int{},
 		receipts: map[string]receipts.Receipt{}, markers: map[receipts.Nonce]bool{}, effects: map[string]int{},
+		claims: fakeClaims{by: map[string]*fakeTx{}, changed: make(chan struct{})},
 	}
+}
+
+// several makes it a store with n writers.
+func (s *fakeStore) several(n int) {
+	s.info.Dialect, s.info.Lanes, s.info.Pool, s.writer = "postgres", n, 0, make(chan struct{}, n+1)
 }
 
 func (s *fakeStore) fault(name string, hook func(int) error) error {
@@ -80,7 +87,7 @@ func (s *fakeStore) count(name string) int {
 func (s *fakeStore) Check(context.Context) (receipts.Info, error) { return s.info, s.checkErr }
 func (s *fakeStore) Migrate(context.Context) error                { return nil }
 
-func (s *fakeStore) Begin(ctx context.Context, _ receipts.TxOptions) (receipts.Tx[*fakeTx], error) {
+func (s *fakeStore) Begin(ctx context.Context, opts receipts.TxOptions) (receipts.Tx[*fakeTx], error) {
 	if err := s.fault("begin", s.onBegin); err != nil {
 		return nil, err
 	}
@@ -93,7 +100,9 @@ func (s *fakeStore) Begin(ctx context.Context, _ receipts.TxOptions) (receipts.T
 	defer s.mu.Unlock()
 	s.open++
 	s.mostOpen = max(s.mostOpen, s.open)
-	return &fakeTx{s: s, nonce: receipts.NewNonce(), effects: map[string]int{}, fresh: map[string]receipts.Receipt{}}, nil
+	tx := &fakeTx{s: s, nonce: receipts.NewNonce(), claimWait: opts.ClaimWait, effects: map[string]int{}, fresh: map[string]receipts.Receipt{}}
+	tx.limit(opts.Budget)
+	return tx, nil
 }
 
 func (s *fakeStore) Resolve(_ context.Context, nonce receipts.Nonce) (bool, error) {
@@ -180,212 +189,7 @@ func (s *fakeStore) openNow() int {
 	return s.open
 }
 
-// fakeTx is both the store's transaction and what handlers get.
-type fakeTx struct {
-	s       *fakeStore
-	nonce   receipts.Nonce
-	effects map[string]int
-	fresh   map[string]receipts.Receipt
-	outputs []receipts.Output
-	letters []receipts.DeadLetter
-
-	part *fakePart
-
-	mu    sync.Mutex
-	ended bool
-	stole bool // the handler committed or rolled back
-}
-
-// fakePart is what Undo goes back to.
-type fakePart struct {
-	effects          map[string]int
-	outputs, letters int
-}
-
-func (tx *fakeTx) Unclaim(_ context.Context, claims []receipts.Claim) error {
-	if err := tx.s.fault("unclaim", tx.s.onUnclaim); err != nil {
-		return err
-	}
-	for _, c := range claims {
-		delete(tx.fresh, receiptKey(c.Scope, c.Key))
-	}
-	return nil
-}
-
-func (tx *fakeTx) Part(context.Context) error {
-	if err := tx.s.fault("part", tx.s.onPart); err != nil {
-		return err
-	}
-	tx.part = &fakePart{effects: maps.Clone(tx.effects), outputs: len(tx.outputs), letters: len(tx.letters)}
-	return nil
-}
-
-func (tx *fakeTx) Keep(context.Context) error {
-	if err := tx.s.fault("keep", tx.s.onKeep); err != nil {
-		return err
-	}
-	return tx.partOver()
-}
-
-func (tx *fakeTx) Undo(context.Context) error {
-	if err := tx.s.fault("undo", tx.s.onUndo); err != nil {
-		return err
-	}
-	if err := tx.partOver(); err != nil {
-		return err
-	}
-	tx.effects, tx.outputs, tx.letters = tx.part.effects, tx.outputs[:tx.part.outputs], tx.letters[:tx.part.letters]
-	return nil
-}
-
-func (tx *fakeTx) partOver() error {
-	if tx.stole {
-		return receipts.ErrTxEnded
-	}
-	return nil
-}
-
-func (tx *fakeTx) add(name string, n int) { tx.effects[name] += n }
-
-// commitByHand is what a handler must not do: effect and receipt become durable, without a marker.
-func (tx *fakeTx) commitByHand() {
-	tx.apply(false)
-	tx.stole = true
-}
-
-func (tx *fakeTx) Raw() *fakeTx          { return tx }
-func (tx *fakeTx) Nonce() receipts.Nonce { return tx.nonce }
-
-func receiptKey(scope string, key []byte) string { return scope + "\x00" + string(key) }
-
-func (tx *fakeTx) Claim(ctx context.Context, claims []receipts.Claim) ([]receipts.ClaimResult, error) {
-	if err := tx.s.fault("claim", tx.s.onClaim); err != nil {
-		return nil, err
-	}
-	if tx.s.count("claim") <= tx.s.heldElsewhere {
-		<-ctx.Done()
-		return nil, ctx.Err()
-	}
-	tx.s.mu.Lock()
-	defer tx.s.mu.Unlock()
-	results := make([]receipts.ClaimResult, len(claims))
-	for i, c := range claims {
-		id := receiptKey(c.Scope, c.Key)
-		held, there := tx.s.receipts[id]
-		switch {
-		case !there:
-			tx.fresh[id] = receipts.Receipt{Fingerprint: slices.Clone(c.Fingerprint), Nonce: tx.nonce, State: c.State, At: c.At}
-			results[i].Status = receipts.ClaimFresh
-		case tx.s.markers[held.Nonce]:
-			results[i] = receipts.ClaimResult{Status: receipts.ClaimHeld, Receipt: held}
-		default:
-			results[i] = receipts.ClaimResult{Status: receipts.ClaimTorn, Receipt: held}
-		}
-	}
-	return results, nil
-}
-
-func (tx *fakeTx) AddOutputs(ctx context.Context, outputs []receipts.Output) ([]receipts.Output, error) {
-	if err := tx.s.fault("addOutputs", tx.s.onAddOutputs); err != nil {
-		return nil, err
-	}
-	if tx.stole {
-		return nil, receipts.ErrTxEnded
-	}
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	stored := slices.Clone(outputs)
-	for i := range stored {
-		stored[i].OutputRef = receipts.OutputRef{Nonce: tx.nonce, Position: len(tx.outputs) + i}
-	}
-	tx.outputs = append(tx.outputs, stored...)
-	return slices.Clone(stored), nil
-}
-
-func (tx *fakeTx) Divert(ctx context.Context, letters []receipts.DeadLetter) error {
-	if err := tx.s.fault("divert", tx.s.onDivert); err != nil {
-		return err
-	}
-	tx.letters = append(tx.letters, letters...)
-	return ctx.Err()
-}
-
-func (tx *fakeTx) Commit(ctx context.Context) error {
-	tx.s.mu.Lock()
-	tx.s.calls["commit"]++
-	n := tx.s.calls["commit"]
-	tx.s.mu.Unlock()
-	var fault commitFault
-	if tx.s.onCommit != nil {
-		fault = tx.s.onCommit(n)
-	}
-	if tx.stole {
-		tx.end()
-		return receipts.ErrTxEnded
-	}
-	if fault.err == nil {
-		fault.err = ctx.Err()
-	}
-	if fault.err != nil {
-		tx.end()
-		return fault.err
-	}
-	if !fault.lost || fault.apply {
-		tx.apply(true)
-	}
-	tx.end()
-	if fault.lost {
-		return receipts.ErrCommitUnknown
-	}
-	return nil
-}
-
-func (tx *fakeTx) apply(whole bool) {
-	tx.s.mu.Lock()
-	defer tx.s.mu.Unlock()
-	maps.Copy(tx.s.receipts, tx.fresh)
-	if whole && len(tx.fresh) > 0 {
-		tx.s.markers[tx.nonce] = true
-	}
-	for name, n := range tx.effects {
-		tx.s.effects[name] += n
-	}
-	tx.s.outputs = append(tx.s.outputs, tx.outputs...)
-	for _, l := range tx.letters {
-		known := slices.ContainsFunc(tx.s.letters, func(o receipts.DeadLetter) bool {
-			return cmp.Or(cmp.Compare(o.Scope, l.Scope), slices.Compare(o.Key, l.Key), slices.Compare(o.Fingerprint, l.Fingerprint)) == 0
-		})
-		if !known {
-			tx.s.letters = append(tx.s.letters, l)
-		}
-	}
-}
-
-func (tx *fakeTx) Rollback(context.Context) error {
-	if tx.end() {
-		tx.s.mu.Lock()
-		tx.s.rolledBck++
-		tx.s.mu.Unlock()
-	}
-	return nil
-}
-
-func (tx *fakeTx) end() bool {
-	tx.mu.Lock()
-	defer tx.mu.Unlock()
-	if tx.ended {
-		return false
-	}
-	tx.ended = true
-	tx.s.mu.Lock()
-	tx.s.open--
-	tx.s.mu.Unlock()
-	<-tx.s.writer
-	return true
-}
-
-// once gives err at the first call only, times at the first n.
+// times gives err at the first n calls.
 func times(n int, err error) func(int) error {
 	return func(call int) error {
 		if call <= n {

@@ -48,7 +48,7 @@ func (b *batch[T]) runSelf() bool {
 		b.lane.release()
 	})
 	defer timer.Stop()
-	b.call(p)
+	b.account(b.call(p))
 	v := b.judge(p)
 	if v.kind == kindNone {
 		p.kept = true
@@ -109,22 +109,29 @@ func (b *batch[T]) part(s *stretch, run []*pending[T], i int) bool {
 		b.rest(again(0, nil)) // the budget is over
 		return false
 	}
-	b.call(p)
+	took := b.call(p)
 	if !s.returned() {
-		return false // and nobody waits for it any more
+		return false // and nobody waits for it any more: the batch is not ours
 	}
+	b.account(took)
 	if v := b.judge(p); v.kind != kindNone {
 		return b.undo(p, v, run, i)
 	}
 	return b.keep(p)
 }
 
-// call runs the handler and leaves its answer in p. Afterwards the transaction is out of its reach.
-func (b *batch[T]) call(p *pending[T]) {
+// call runs the handler and leaves its answer in p. Afterwards the transaction is out of its reach. It tells how long that
+// took.
+func (b *batch[T]) call(p *pending[T]) time.Duration {
 	began := time.Now()
 	defer p.carrier.end()
 	p.produced, p.err = b.q.handle(p.shadow)
-	b.took += time.Since(began)
+	return time.Since(began)
+}
+
+// account notes that a handler ran.
+func (b *batch[T]) account(took time.Duration) {
+	b.took += took
 	b.ran++
 }
 

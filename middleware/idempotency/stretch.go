@@ -13,7 +13,6 @@ import (
 type stretch struct {
 	state    atomic.Uint32
 	handling atomic.Pointer[bounded] // the context of the handler that runs
-	late     atomic.Bool
 	ended    chan stretchEnd
 }
 
@@ -21,6 +20,7 @@ const (
 	stretchIdle      = iota // between handlers
 	stretchRunning          // in a handler
 	stretchAbandoned        // in a handler that outlived its transaction
+	stretchClosed           // no handler starts any more: the budget is over
 )
 
 // stretchEnd is how a stretch ended: ok, the transaction can go on; or, left is true, the handler of message number at did
@@ -31,21 +31,22 @@ type stretchEnd struct {
 }
 
 // start begins a handler, unless the budget is over.
-func (s *stretch) start() bool {
-	s.state.Store(stretchRunning)
-	return !s.late.Load() || !s.state.CompareAndSwap(stretchRunning, stretchIdle)
-}
+func (s *stretch) start() bool { return s.state.CompareAndSwap(stretchIdle, stretchRunning) }
 
 // returned ends a handler. It fails where the stretch was abandoned meanwhile.
 func (s *stretch) returned() bool { return s.state.CompareAndSwap(stretchRunning, stretchIdle) }
 
 // abandon gives up waiting for a handler. It fails where none runs: the stretch then ends by itself.
 func (s *stretch) abandon() bool {
-	s.late.Store(true)
-	if ctx := s.handling.Load(); ctx != nil {
-		ctx.expire()
+	for {
+		switch {
+		case s.state.CompareAndSwap(stretchRunning, stretchAbandoned):
+			s.handling.Load().expire()
+			return true
+		case s.state.CompareAndSwap(stretchIdle, stretchClosed), s.state.Load() == stretchClosed:
+			return false
+		}
 	}
-	return s.state.CompareAndSwap(stretchRunning, stretchAbandoned)
 }
 
 // runEach runs the handlers of several messages, one after the other. One whose handler did not return runs again, alone,
@@ -53,8 +54,12 @@ func (s *stretch) abandon() bool {
 func (b *batch[T]) runEach(run []*pending[T]) bool {
 	timer := time.NewTimer(b.m.cfg.TxBudget - time.Since(b.begun))
 	defer timer.Stop()
+	late := false
 	for from := 0; from < len(run); {
 		s := &stretch{ended: make(chan stretchEnd, 1)}
+		if late {
+			s.state.Store(stretchClosed)
+		}
 		at := new(atomic.Int64)
 		go b.runFrom(s, run, from, at)
 		var end stretchEnd
@@ -66,6 +71,7 @@ func (b *batch[T]) runEach(run []*pending[T]) bool {
 				b.rest(again(0, nil))
 				return false
 			}
+			late = true
 			end = <-s.ended
 		}
 		if !end.left {
@@ -85,7 +91,7 @@ func (b *batch[T]) runFrom(s *stretch, run []*pending[T], from int, at *atomic.I
 	defer func() {
 		value := recover()
 		end.at = int(at.Load())
-		if s.state.Load() == stretchAbandoned {
+		if !s.returned() && s.state.Load() == stretchAbandoned { // a handler that did not return is not running any more
 			b.outlived(run[end.at], value)
 			return
 		}
