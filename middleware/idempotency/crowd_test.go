@@ -212,9 +212,9 @@ func (e *env) wantNothingLeft() {
 	}
 	m.lanes.mu.Unlock()
 	m.inside.mu.Lock()
-	if len(m.inside.at) != 0 || len(m.inside.first) != 0 || len(m.inside.door) != 0 || len(m.side) != 0 {
+	if m.inside.n != 0 || len(m.inside.first) != 0 || len(m.inside.door) != 0 || len(m.side) != 0 {
 		e.Errorf("%d deliveries are inside, %d identities in flight, %d values at the door, %d in the side lane",
-			len(m.inside.at), len(m.inside.first), len(m.inside.door), len(m.side))
+			m.inside.n, len(m.inside.first), len(m.inside.door), len(m.side))
 	}
 	m.inside.mu.Unlock()
 	m.sending.mu.Lock()

@@ -41,7 +41,9 @@ func (s *stretch) abandon() bool {
 	for {
 		switch {
 		case s.state.CompareAndSwap(stretchRunning, stretchAbandoned):
-			s.handling.Load().expire()
+			if ctx := s.handling.Load(); ctx != nil {
+				ctx.expire()
+			}
 			return true
 		case s.state.CompareAndSwap(stretchIdle, stretchClosed), s.state.Load() == stretchClosed:
 			return false
