@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
+
 	"github.com/penstock-mq/penstock/middleware/receipts"
 )
 
@@ -25,6 +27,9 @@ const (
 
 // errBatch is why a message goes back that did not fail itself.
 var errBatch = errors.New("another message of the same batch failed, and Atomicity is PerBatch")
+
+// errBroke is why a batch ended in the middle.
+var errBroke = errors.New("the store panicked, or ended the goroutine, in the middle of a batch")
 
 // batch is one transaction and the deliveries that share it, one or several. run is left with each of them decided: v says
 // what became of it.
@@ -111,6 +116,19 @@ func (b *batch[T]) broken(err error, other func(error) verdict) {
 		v = again(len(b.members)/2, err)
 	}
 	b.rest(v)
+}
+
+// broke decides after something else than a handler panicked, or with nil ended the goroutine, in a worker. The messages run
+// again alone: what does not end by itself then reaches their own goroutines. Where that could be a second time it may not.
+func (b *batch[T]) broke(value any) {
+	err := fmt.Errorf("%w: %v", errBroke, value)
+	b.m.log.Error("The messages of a batch run again, each alone", err, watermill.LogFields{"messages": len(b.members)})
+	for _, p := range b.members {
+		if !p.decided() && p.kept && p.lost == giveBack {
+			p.v = returnedAndHeld(fmt.Errorf("%w: %w", ErrUndecided, err))
+		}
+	}
+	b.rest(again(1, err))
 }
 
 // begin waits for a connection and the right to write, at most TxBudget.

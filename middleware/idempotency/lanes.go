@@ -123,12 +123,22 @@ func (l *lanes[T]) begin(b *batch[T]) {
 	p.wake <- struct{}{}
 }
 
-// work runs batches in a lane while there are some of several messages, or until one has given the lane up.
+// work runs batches in a lane while there are some of several messages, or until one has given the lane up. Nobody is there
+// to recover what the store, say, panics with: so it ends the batch and this goroutine, and not the process.
 func (l *lanes[T]) work(b *batch[T]) {
+	running := false
+	defer func() {
+		if running {
+			b.broke(recover())
+			b.finish(context.Background())
+			b.lane.release()
+		}
+	}()
 	for b != nil {
 		held := &lane{of: l}
-		b.lane = held
+		b.lane, running = held, true
 		b.run()
+		running = false
 		b.finish(context.Background())
 		if !held.freed.CompareAndSwap(false, true) {
 			return
