@@ -113,22 +113,31 @@ func (b *batch[T]) rest(v verdict) {
 func (b *batch[T]) broken(err error, other func(error) verdict) {
 	v := b.m.classify(err, other)
 	if v.kind != kindContention && v.kind != kindOutage && b.several() {
+		if errors.Is(err, receipts.ErrTxEnded) {
+			b.spare(err)
+		}
 		v = again(len(b.members)/2, err)
 	}
 	b.rest(v)
 }
 
 // broke decides after something else than a handler panicked, or with nil ended the goroutine, in a worker. The messages run
-// again alone: what does not end by itself then reaches their own goroutines. Where that could be a second time it may not.
+// again alone: what does not end by itself then reaches their own goroutines.
 func (b *batch[T]) broke(value any) {
 	err := fmt.Errorf("%w: %v", errBroke, value)
 	b.m.log.Error("The messages of a batch run again, each alone", err, watermill.LogFields{"messages": len(b.members)})
+	b.spare(err)
+	b.rest(again(1, err))
+}
+
+// spare decides, where a transaction may have been committed by somebody else, about messages whose handlers must not run
+// twice and have no receipt in it that would tell.
+func (b *batch[T]) spare(err error) {
 	for _, p := range b.members {
-		if !p.decided() && p.kept && p.lost == giveBack {
+		if p.claimed && p.kept && !p.decided() {
 			p.v = returnedAndHeld(fmt.Errorf("%w: %w", ErrUndecided, err))
 		}
 	}
-	b.rest(again(1, err))
 }
 
 // begin waits for a connection and the right to write, at most TxBudget.

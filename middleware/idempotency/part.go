@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+
+	"github.com/penstock-mq/penstock/middleware/receipts"
 )
 
 // runAll runs the handlers of the messages that need one, each in its own part of the transaction. It tells whether the
@@ -186,6 +188,7 @@ func (b *batch[T]) ruined(p *pending[T], v verdict) {
 		return
 	}
 	p.v = v
+	b.spare(v.err)
 	b.rest(again(0, v.err))
 }
 
@@ -222,6 +225,9 @@ func (b *batch[T]) undoPart(p *pending[T], v verdict) bool {
 	if err := b.tx.Undo(b.ctx); err != nil {
 		if v.kind != kindContention {
 			p.v = v
+		}
+		if errors.Is(err, receipts.ErrTxEnded) {
+			b.spare(err)
 		}
 		b.rest(b.m.classify(fmt.Errorf("undo a message's part: %w", err), func(err error) verdict { return again(0, err) }))
 		return false
