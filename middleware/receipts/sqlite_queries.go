@@ -8,14 +8,10 @@ const sqliteChunk = 1000
 
 // sqliteQueries holds the SQL text of one prefix, built once. A %s stands for a list that depends on the number of rows.
 type sqliteQueries struct {
-	savepoint, release string
-	part, keep, undo   string
-	unclaimMany        string
+	// flow are the statements of the flow of messages.
+	flow [flowLen]string
 
-	claimOne, claimMany, heldOne, heldMany string
-	markerOne, countMany, markerMany       string
-
-	addOutput, divert            string
+	divert                       string
 	unsent, unsentOf, outputsOf  string
 	markSentOne, markSentMany    string
 	deadLetters                  string
@@ -33,39 +29,14 @@ const (
 	LEFT JOIN penstock_receipts r ON r.scope = o.scope AND r.identity_key = o.identity_key AND r.nonce = o.nonce
 	LEFT JOIN penstock_markers m ON m.nonce = r.nonce
 	WHERE o.sent_at IS NULL AND o.via_router = 0 AND (r.nonce IS NULL OR m.nonce IS NOT NULL) AND o.created_at < ?`
-
-	heldColumns = `r.scope, r.identity_key, r.fingerprint, r.nonce, r.state, r.created_at, m.nonce IS NOT NULL`
 )
 
 // newSQLiteQueries writes the prefix into every statement. Each names tables by the default prefix.
 func newSQLiteQueries(prefix string) sqliteQueries {
 	p := func(sql string) string { return strings.ReplaceAll(sql, defaultPrefix, prefix) }
 	return sqliteQueries{
-		savepoint:   p(`SAVEPOINT penstock_guard`),
-		release:     p(`RELEASE penstock_guard`),
-		part:        p(`SAVEPOINT penstock_part`),
-		keep:        p(`RELEASE penstock_part`),
-		undo:        p(`ROLLBACK TO penstock_part`),
-		unclaimMany: p(`DELETE FROM penstock_receipts WHERE nonce = ? AND (scope, identity_key) IN (VALUES %s)`),
+		flow: newFlow(p),
 
-		claimOne: p(`INSERT INTO penstock_receipts (nonce, scope, identity_key, fingerprint, state, created_at)
-	VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`),
-		claimMany: p(`INSERT INTO penstock_receipts (nonce, scope, identity_key, fingerprint, state, created_at)
-	VALUES %s ON CONFLICT DO NOTHING RETURNING scope, identity_key`),
-		heldOne: p(`SELECT ` + heldColumns + ` FROM penstock_receipts r
-	LEFT JOIN penstock_markers m ON m.nonce = r.nonce WHERE r.scope = ? AND r.identity_key = ?`),
-		heldMany: p(`WITH w(scope, identity_key) AS (VALUES %s) SELECT ` + heldColumns + ` FROM w
-	CROSS JOIN penstock_receipts r ON r.scope = w.scope AND r.identity_key = w.identity_key
-	LEFT JOIN penstock_markers m ON m.nonce = r.nonce`),
-
-		markerOne: p(`INSERT INTO penstock_markers (nonce, claims, created_at) SELECT ?1, 1, ?2
-	FROM penstock_receipts WHERE scope = ?3 AND identity_key = ?4 AND nonce = ?1`),
-		countMany: p(`WITH w(scope, identity_key) AS (VALUES %s) SELECT count(*) FROM w
-	CROSS JOIN penstock_receipts r ON r.scope = w.scope AND r.identity_key = w.identity_key WHERE r.nonce = ?`),
-		markerMany: p(`INSERT INTO penstock_markers (nonce, claims, created_at) VALUES (?, ?, ?)`),
-
-		addOutput: p(`INSERT INTO penstock_outputs (nonce, position, scope, identity_key, topic, uuid, metadata, payload,
-	created_at, via_router) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`),
 		divert: p(`INSERT INTO penstock_dead_letters (scope, identity_key, fingerprint, kind, reason, consumer, handler, topic,
 	uuid, metadata, payload, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`),
 
@@ -91,10 +62,4 @@ func newSQLiteQueries(prefix string) sqliteQueries {
 		hasSchema: p(`SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'penstock_schema' COLLATE NOCASE`),
 		versions:  p(`SELECT version, compatible_from FROM penstock_schema ORDER BY version DESC LIMIT 1`),
 	}
-}
-
-// tuples gives "(?,?),(?,?)": rows tuples of size placeholders.
-func tuples(rows, size int) string {
-	tuple := "(" + strings.TrimSuffix(strings.Repeat("?,", size), ",") + ")"
-	return strings.TrimSuffix(strings.Repeat(tuple+",", rows), ",")
 }

@@ -39,7 +39,7 @@ func (t *sqliteTx) addOutput(o *Output) error {
 	if err != nil {
 		return err
 	}
-	_, err = t.exec(t.s.q.addOutput, o.Nonce[:], o.Position, []byte(o.Scope), blob(o.Key), []byte(o.Topic),
+	_, err = t.exec(flowAddOutput, o.Nonce[:], o.Position, []byte(o.Scope), blob(o.Key), []byte(o.Topic),
 		[]byte(o.UUID), metadata, blob(o.Payload), o.At.UnixMicro(), boolInt(o.ViaRouter))
 	return err
 }
@@ -65,7 +65,7 @@ func (t *sqliteTx) divert(l DeadLetter) error {
 	if err != nil {
 		return err
 	}
-	_, err = t.exec(t.s.q.divert, []byte(l.Scope), blob(l.Key), blob(l.Fingerprint), string(l.Kind),
+	_, err = t.tx.ExecContext(t.ctx, t.s.q.divert, []byte(l.Scope), blob(l.Key), blob(l.Fingerprint), string(l.Kind),
 		readable(l.Reason), []byte(l.Consumer), []byte(l.Handler), []byte(l.Topic), []byte(l.UUID), metadata,
 		blob(l.Payload), l.At.UnixMicro())
 	return err
@@ -152,7 +152,7 @@ func (s *SQLite) MarkSent(ctx context.Context, refs []OutputRef, at time.Time) e
 		for _, chunk := range chunks(refs) {
 			query := s.q.markSentOne
 			if len(chunk) > 1 {
-				query = fmt.Sprintf(s.q.markSentMany, tuples(len(chunk), 2))
+				query = fmt.Sprintf(s.q.markSentMany, tuples(len(chunk), "(?,?)"))
 			}
 			args := make([]any, 0, 2*len(chunk)+1)
 			args = append(args, at.UnixMicro())

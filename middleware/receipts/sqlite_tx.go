@@ -45,10 +45,6 @@ func (s *SQLite) begin(ctx context.Context, opts TxOptions) (*sqliteTx, error) {
 		return nil, err // t belongs to the goroutine that abandons it
 	}
 	t.stop = stop
-	if _, err := t.exec(s.q.savepoint); err != nil {
-		t.abandon()
-		return nil, err
-	}
 	if t.budget > 0 {
 		t.timer = time.AfterFunc(t.budget, t.expire)
 	}
@@ -67,10 +63,18 @@ type sqliteTx struct {
 	budget time.Duration
 	timer  *time.Timer
 
-	// lent: the handler may have used the transaction since the store last knew it to be open.
-	lent      bool
-	fresh     []Claim
+	// raw: a handler got the transaction. lent: it may have used it since the store last knew it to be open.
+	raw, lent bool
+	// guarded: the guard is set.
+	guarded bool
+	// inPart: Part was called, and neither Keep nor Undo. broken: why nothing can be committed any more.
+	inPart bool
+	broken error
+
+	// fresh are the claims that count for the marker, positions the outputs stored so far, undone ones included.
+	fresh     []freshClaim
 	positions int
+	bound     [flowLen]*sql.Stmt
 
 	mu      sync.Mutex
 	closing bool
@@ -79,8 +83,18 @@ type sqliteTx struct {
 	ended chan struct{}
 }
 
+// Raw sets a savepoint, the guard, before the transaction is handed out to be used outside a part: whoever ends the
+// transaction takes it along. Not earlier, because SQLite copies every page that is changed inside a savepoint, those of a
+// batch of claims into a file.
 func (t *sqliteTx) Raw() *sql.Tx {
-	t.lent = true
+	t.raw, t.lent = true, true
+	if !t.inPart && !t.guarded && t.broken == nil {
+		if _, err := t.exec(flowGuard); err != nil {
+			_ = t.spoil(t.sealError(err))
+		} else {
+			t.guarded = true
+		}
+	}
 	return t.tx
 }
 
@@ -208,12 +222,33 @@ func (s *SQLite) notCommitted(err error) bool {
 	}
 }
 
-// seal proves that the transaction is still the one that Begin started, and writes the marker. Releasing the savepoint of
-// Begin fails where somebody committed or rolled back in between, in whatever way.
+// seal makes the transaction ready for COMMIT.
 func (t *sqliteTx) seal() error {
-	if _, err := t.exec(t.s.q.release); err != nil {
+	if err := t.outsideParts(t.ctx); err != nil {
+		return err
+	}
+	if err := t.releaseGuard(); err != nil {
+		return err
+	}
+	return t.mark()
+}
+
+// releaseGuard proves that the transaction that was handed out is still the one that Begin started: its guard is not there
+// any more where somebody committed or rolled back in between, in whatever way. What happened inside parts was proven by
+// Keep and Undo.
+func (t *sqliteTx) releaseGuard() error {
+	if !t.guarded {
+		return nil
+	}
+	if _, err := t.exec(flowSeal); err != nil {
 		return t.sealError(err)
 	}
+	t.guarded = false
+	return nil
+}
+
+// mark writes the marker of a transaction with fresh claims.
+func (t *sqliteTx) mark() error {
 	n := len(t.fresh)
 	if n == 0 {
 		return nil
@@ -228,9 +263,12 @@ func (t *sqliteTx) seal() error {
 	return nil
 }
 
+// sealError says what it means that a savepoint of the store could not be set, released or rolled back to.
 func (t *sqliteTx) sealError(err error) error {
 	code, ok := t.s.primaryCode(err)
 	switch {
+	case t.isExpired():
+		return budgetError(t.budget)
 	case errors.Is(err, sql.ErrTxDone):
 		return ErrTxEnded
 	case ok && code == sqliteError:
@@ -245,35 +283,46 @@ func (t *sqliteTx) sealError(err error) error {
 
 // writeMarker inserts the marker on the condition that every fresh receipt is there with this nonce.
 func (t *sqliteTx) writeMarker() (written bool, err error) {
-	at := t.fresh[0].At.UnixMicro()
+	first := &t.fresh[0]
 	if len(t.fresh) == 1 {
-		c := t.fresh[0]
-		result, err := t.exec(t.s.q.markerOne, t.nonce[:], at, []byte(c.Scope), c.Key)
+		result, err := t.exec(flowMarkerOne, t.nonce[:], first.at, []byte(first.scope), first.key)
 		if err != nil {
 			return false, err
 		}
 		n, err := result.RowsAffected()
 		return n == 1, err
 	}
-	var there int
-	for _, chunk := range chunks(t.fresh) {
-		args := make([]any, 0, 2*len(chunk)+1)
-		for _, c := range chunk {
-			args = append(args, []byte(c.Scope), c.Key)
-		}
-		args = append(args, t.nonce[:])
-		var n int
-		query := fmt.Sprintf(t.s.q.countMany, tuples(len(chunk), 2))
-		if err := t.queryRow(query, args...).Scan(&n); err != nil {
-			return false, err
-		}
-		there += n
+	there, err := t.countFresh()
+	if err != nil || there != len(t.fresh) {
+		return false, err
 	}
-	if there != len(t.fresh) {
-		return false, nil
-	}
-	_, err = t.exec(t.s.q.markerMany, t.nonce[:], len(t.fresh), at)
+	_, err = t.exec(flowMarker, t.nonce[:], len(t.fresh), first.at)
 	return err == nil, err
+}
+
+// countFresh counts the fresh receipts that are there with this nonce. It asks in the order of the claims, those of one
+// scope together.
+func (t *sqliteTx) countFresh() (there int, err error) {
+	args := make([]any, 0, min(len(t.fresh), flowMost)+2)
+	for rest := t.fresh; len(rest) > 0 && err == nil; {
+		n := 1
+		for n < len(rest) && rest[n].scope == rest[0].scope {
+			n++
+		}
+		run := rest[:n]
+		err = sized(n, func(size flow, from, to int) error {
+			args = args[:0]
+			for _, f := range run[from:to] {
+				args = append(args, f.key)
+			}
+			args = append(args, []byte(run[0].scope), t.nonce[:])
+			found, err := t.number(flowCount+size, args...)
+			there += found
+			return err
+		})
+		rest = rest[n:]
+	}
+	return there, err
 }
 
 // Rollback undoes the transaction and gives its connection back. Where a statement of the handler still runs it returns by
@@ -303,9 +352,9 @@ func (t *sqliteTx) ready(ctx context.Context) error {
 	if !t.lent {
 		return nil
 	}
-	_, err := t.exec("BEGIN")
+	_, err := t.tx.ExecContext(t.ctx, "BEGIN")
 	if err == nil {
-		_, _ = t.exec("ROLLBACK")
+		_, _ = t.tx.ExecContext(t.ctx, "ROLLBACK")
 		return ErrTxEnded
 	}
 	if code, ok := t.s.primaryCode(err); ok && code == sqliteError {

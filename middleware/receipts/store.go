@@ -2,8 +2,9 @@
 // effect, together with stored outputs and dead letters. One file per dialect implements [Store].
 //
 // The flow of one transaction: [Store.Begin], [Tx.Claim], the handler's own statements on [Tx.Raw], [Tx.AddOutputs],
-// [Tx.Commit]. Every receipt carries its transaction's [Nonce], and a transaction with fresh claims writes one marker row
-// just before COMMIT. A receipt proves something only while its marker exists: without one it is torn.
+// [Tx.Commit]. Where several messages share it, what each of them writes is between [Tx.Part] and [Tx.Keep]. Every receipt
+// carries its transaction's [Nonce], and a transaction with fresh claims writes one marker row just before COMMIT. A receipt
+// proves something only while its marker exists: without one it is torn.
 package receipts
 
 import (
@@ -50,8 +51,9 @@ type Store[T any] interface {
 	// Begin starts a transaction as a writer. ctx bounds waiting for a connection and for the lock only; after Begin
 	// returned, only Commit, Rollback or the end of opts.Budget end the transaction.
 	Begin(ctx context.Context, opts TxOptions) (Tx[T], error)
-	// Resolve tells whether the transaction with this nonce, which had fresh claims, committed. It is called after the
-	// old session is known to have ended. An error means undecided.
+	// Resolve tells whether the transaction with this nonce, which had fresh claims when it was committed, did commit. It is
+	// called after the old session is known to have ended. An error means undecided. Of a transaction that gave up all its
+	// claims it says false, also where dead letters that it stored are there: those may be stored again.
 	Resolve(ctx context.Context, nonce Nonce) (committed bool, err error)
 	// Unsent lists stored outputs that are not marked as sent, oldest first, in commit order as far as the clock tells.
 	// Those that go through the router, and those of a torn receipt, are left out.
@@ -74,29 +76,34 @@ type Tx[T any] interface {
 	Raw() T
 	// Nonce names this transaction in its receipts, outputs and marker.
 	Nonce() Nonce
-	// Claim inserts a receipt for each claim, all in one statement, in key order, and answers in the order of the claims.
-	// A receipt that was there before is returned, not touched; one that this transaction claimed earlier is ClaimHeld, with
-	// this transaction's nonce. Claims of one call must be distinct. An identity that another open transaction has claimed is
-	// waited for, until that one ends, ctx is done or TxOptions.ClaimWait is over; the last two are contention for Classify.
-	// An error leaves nothing claimed once the transaction is rolled back. More claims than the database takes in one statement are inserted by several, in key order.
+	// Claim inserts a receipt for each claim, in key order, in as few statements as the database takes, and answers in the
+	// order of the claims. A receipt that was there before is returned, not touched; one that this transaction claimed earlier
+	// is ClaimHeld, with this transaction's nonce. Claims of one call must be distinct. An identity that another open
+	// transaction has claimed is waited for, until that one ends, ctx is done or TxOptions.ClaimWait is over; the last two are
+	// contention for Classify. After an error only Rollback is left.
 	Claim(ctx context.Context, claims []Claim) ([]ClaimResult, error)
-	// Unclaim deletes receipts that this transaction claimed freshly: those messages stay without one. Claims name them by
-	// scope and key. One that is not this transaction's is left alone.
+	// Unclaim deletes receipts that this transaction claimed freshly: those messages stay without one, and may be claimed again
+	// in the same transaction. Claims name them by scope and key. One that is not this transaction's is left alone.
 	Unclaim(ctx context.Context, claims []Claim) error
 	// Part begins the part of one message: what is written from here on can be undone alone. Parts follow each other and do
-	// not nest; Claim and Unclaim are not called inside one. Part, Keep and Undo are for stores whose Info.Parts is true.
+	// not nest; Claim, Unclaim and Commit are refused inside one. Once a transaction has parts, handlers use Raw inside them
+	// only. Part, Keep and Undo are for stores whose Info.Parts is true.
 	Part(ctx context.Context) error
-	// Keep ends the part: it is committed if the transaction is. ErrTxEnded: the transaction was ended inside this part.
+	// Keep ends the part: it is committed if the transaction is. nil proves that the transaction is still open. ErrTxEnded: it
+	// was ended inside this part. ErrBudgetEnded: by its budget. Any other error that is neither contention nor an outage for
+	// Classify is this part's fault, rows of a writing statement that its handler left open say. After an error only Rollback is
+	// left.
 	Keep(ctx context.Context) error
-	// Undo undoes the part, outputs and dead letters included, and ends it. ErrTxEnded: as for Keep. After any error only
-	// Rollback is left.
+	// Undo undoes the part, outputs and dead letters included, and ends it. What AddOutputs answered inside the part is void:
+	// its positions do not come again. Errors are those of Keep.
 	Undo(ctx context.Context) error
 	// AddOutputs stores messages to be sent after the commit. The store sets Nonce and Position, continuing from earlier
-	// calls of the same transaction, and returns the outputs as stored.
+	// calls of the same transaction, and returns the outputs as stored. Positions rise, with holes where a part was undone.
 	AddOutputs(ctx context.Context, outputs []Output) ([]Output, error)
 	// Divert stores dead letters. A dead letter that is there already (same scope, key and fingerprint) is left alone.
 	Divert(ctx context.Context, letters []DeadLetter) error
-	// Commit writes the marker, on the condition that every fresh claim is still there, and commits. nil: durable.
+	// Commit writes the marker, on the condition that every fresh claim that was not given up is still there, and commits.
+	// Where no fresh claim is left there is no marker. nil: durable.
 	// ErrTxEnded, ErrCommitUnknown: see there. ErrBudgetEnded and any other error: nothing is committed. After Commit the
 	// connection is back in the pool in a clean state, or closed.
 	Commit(ctx context.Context) error
