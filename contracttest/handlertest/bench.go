@@ -138,51 +138,28 @@ func (b *bench[T]) deliveryFailed(err error) {
 	}
 }
 
-// insideKey marks a message whose attempt is watched already.
-type insideKey struct{}
-
-// inside is the outermost of Config.Inside: it runs in the transaction, around the handler.
+// inside is the outermost of Config.Inside: it runs in the transaction, around the handler. It counts attempts, and does to
+// them what the scenario wants. A function for batches is reached by it, too, because it gets one message at a time here.
 func (b *bench[T]) inside(h message.HandlerFunc) message.HandlerFunc {
-	return func(msg *message.Message) (outputs []*message.Message, err error) {
-		msg.SetContext(context.WithValue(msg.Context(), insideKey{}, true))
-		err = b.attempt(msg.Context(), func() (err error) {
-			outputs, err = h(msg)
-			return err
-		})
+	return func(msg *message.Message) ([]*message.Message, error) {
+		b.mu.Lock()
+		b.attempts++
+		n := b.attempts
+		b.mu.Unlock()
+		if b.plan.kill != nil && b.plan.kill(n) {
+			return nil, b.planting(func() error { return b.withoutTransaction(msg, h) })
+		}
+		if b.plan.before != nil {
+			if err := b.plan.before(n); err != nil {
+				return nil, err
+			}
+		}
+		outputs, err := h(msg)
+		if err == nil && b.plan.after != nil {
+			err = b.planting(func() error { return b.plan.after(n) })
+		}
 		return outputs, err
 	}
-}
-
-// aroundBatch is inside for a function that takes batches.
-func (b *bench[T]) aroundBatch(h batchHandler[T]) batchHandler[T] {
-	return func(ctx context.Context, tx T, msgs []*message.Message) error {
-		run := func() error { return h(ctx, tx, msgs) }
-		if ctx.Value(insideKey{}) != nil {
-			return run()
-		}
-		return b.attempt(ctx, run)
-	}
-}
-
-// attempt counts, and does to the handler what the scenario wants.
-func (b *bench[T]) attempt(ctx context.Context, run func() error) error {
-	b.mu.Lock()
-	b.attempts++
-	n := b.attempts
-	b.mu.Unlock()
-	if b.plan.kill != nil && b.plan.kill(n) {
-		return b.planting(func() error { return b.withoutTransaction(ctx, run) })
-	}
-	if b.plan.before != nil {
-		if err := b.plan.before(n); err != nil {
-			return err
-		}
-	}
-	err := run()
-	if err == nil && b.plan.after != nil {
-		err = b.planting(func() error { return b.plan.after(n) })
-	}
-	return err
 }
 
 // planting runs what may fail the attempt on the scenario's behalf, by an error or a panic.
@@ -199,12 +176,12 @@ func (b *bench[T]) planting(f func() error) error {
 }
 
 // withoutTransaction runs the handler over a transaction that has ended, and fails the attempt.
-func (b *bench[T]) withoutTransaction(ctx context.Context, run func() error) error {
-	ctx = context.WithoutCancel(ctx)
+func (b *bench[T]) withoutTransaction(msg *message.Message, h message.HandlerFunc) error {
+	ctx := context.WithoutCancel(msg.Context())
 	if err := b.store.kill(ctx); err != nil {
 		return err
 	}
-	err := run()
+	_, err := h(msg)
 	now, readErr := b.state(ctx)
 	switch {
 	case readErr != nil:

@@ -32,8 +32,7 @@ type Case[T any] struct {
 	// HandlerBatch is what it gives to [idempotency.Middleware.HandleBatch]. It is called with one message at a time.
 	HandlerBatch func(ctx context.Context, tx T, msgs []*message.Message) error
 	// Register adds the handler to the router as the application does, with m.Plugin, m.Wrap or a CQRS processor, say. It
-	// must subscribe to Topic with sub, once. It is called again, with others, where the consumer restarts. A function for
-	// HandleBatch belongs into HandlerBatch: attempts are made to fail by way of Config.Inside, which does not reach it.
+	// must subscribe to Topic with sub, once. It is called again, with others, where the consumer restarts.
 	Register func(m *idempotency.Middleware[T], r *message.Router, sub message.Subscriber) error
 
 	// Topic is where the message is published; "" means "handlertest".
@@ -103,8 +102,8 @@ func (c Case[T]) check() error {
 	return nil
 }
 
-// add puts the handler into a router. around is put around a function for batches, which Config.Inside does not reach.
-func (c Case[T]) add(m *idempotency.Middleware[T], r *message.Router, sub message.Subscriber, around func(batchHandler[T]) batchHandler[T]) error {
+// add puts the handler into a router.
+func (c Case[T]) add(m *idempotency.Middleware[T], r *message.Router, sub message.Subscriber) error {
 	const name = "handlertest"
 	switch {
 	case c.Register != nil:
@@ -117,15 +116,12 @@ func (c Case[T]) add(m *idempotency.Middleware[T], r *message.Router, sub messag
 	case c.HandlerOutputs != nil:
 		r.AddConsumerHandler(name, c.Topic, sub, m.HandleOutputs("handlertest-outputs", c.HandlerOutputs))
 	case c.HandlerBatch != nil:
-		r.AddConsumerHandler(name, c.Topic, sub, m.HandleBatch(around(c.HandlerBatch)))
+		r.AddConsumerHandler(name, c.Topic, sub, m.HandleBatch(c.HandlerBatch))
 	default:
 		r.AddConsumerHandler(name, c.Topic, sub, m.Handle(c.Handler))
 	}
 	return nil
 }
-
-// batchHandler handles several messages at once.
-type batchHandler[T any] = func(ctx context.Context, tx T, msgs []*message.Message) error
 
 // discard is where outputs go: they are counted when they are stored.
 type discard struct{}

@@ -47,7 +47,7 @@ func (b *bench[T]) start(ctx context.Context) (*consumer[T], error) {
 		return nil, err
 	}
 	router.AddMiddleware(b.outside)
-	if err := b.c.add(m, router, sub, b.aroundBatch); err != nil {
+	if err := b.c.add(m, router, sub); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
