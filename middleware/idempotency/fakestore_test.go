@@ -46,6 +46,7 @@ type fakeStore struct {
 	outputs   []receipts.Output
 	letters   []receipts.DeadLetter
 	effects   map[string]int
+	order     []string // in which effects became durable
 	claims    fakeClaims
 	open      int
 	mostOpen  int

@@ -20,6 +20,7 @@ type fakeTx struct {
 	budget    *time.Timer
 
 	effects map[string]int
+	order   []string // of the effects
 	fresh   map[string]receipts.Receipt
 	outputs []receipts.Output
 	letters []receipts.DeadLetter
@@ -34,8 +35,8 @@ type fakeTx struct {
 
 // fakePart is what Undo goes back to.
 type fakePart struct {
-	effects          map[string]int
-	outputs, letters int
+	effects                 map[string]int
+	order, outputs, letters int
 }
 
 func (tx *fakeTx) Unclaim(_ context.Context, claims []receipts.Claim) error {
@@ -59,7 +60,7 @@ func (tx *fakeTx) Part(context.Context) error {
 		return err
 	}
 	tx.parts(false)
-	tx.part = &fakePart{effects: maps.Clone(tx.effects), outputs: len(tx.outputs), letters: len(tx.letters)}
+	tx.part = &fakePart{effects: maps.Clone(tx.effects), order: len(tx.order), outputs: len(tx.outputs), letters: len(tx.letters)}
 	return nil
 }
 
@@ -78,7 +79,8 @@ func (tx *fakeTx) Undo(context.Context) error {
 	if err := tx.partOver(); err != nil {
 		return err
 	}
-	tx.effects, tx.outputs, tx.letters = undone.effects, tx.outputs[:undone.outputs], tx.letters[:undone.letters]
+	tx.effects, tx.order = undone.effects, tx.order[:undone.order]
+	tx.outputs, tx.letters = tx.outputs[:undone.outputs], tx.letters[:undone.letters]
 	return nil
 }
 
@@ -109,7 +111,10 @@ func (tx *fakeTx) over() error {
 	}
 }
 
-func (tx *fakeTx) add(name string, n int) { tx.effects[name] += n }
+func (tx *fakeTx) add(name string, n int) {
+	tx.effects[name] += n
+	tx.order = append(tx.order, name)
+}
 
 // commitByHand is what a handler must not do: effect and receipt become durable, without a marker.
 func (tx *fakeTx) commitByHand() {
@@ -222,6 +227,7 @@ func (tx *fakeTx) apply(whole bool) {
 	for name, n := range tx.effects {
 		tx.s.effects[name] += n
 	}
+	tx.s.order = append(tx.s.order, tx.order...)
 	tx.s.outputs = append(tx.s.outputs, tx.outputs...)
 	for _, l := range tx.letters {
 		known := slices.ContainsFunc(tx.s.letters, func(o receipts.DeadLetter) bool {

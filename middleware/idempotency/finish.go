@@ -56,12 +56,17 @@ func (b *batch[T]) finish(ctx context.Context) (decided bool) {
 	var front []*pending[T]
 	var lines []string // order keys that are free now
 	for _, p := range b.members {
-		switch {
-		case !p.gone && b.again(p):
+		if !p.gone && b.again(p) {
 			front = append(front, p)
-		case p.line != "" && p.v.kind != kindBlocked:
-			lines = append(lines, p.line)
+			continue
 		}
+		if p.line == "" || !p.gone && p.v.kind == kindBlocked {
+			continue
+		}
+		if p.gone || p.v.kind != kindDone {
+			b.m.inside.stumbled(p) // before its order key is free: later ones of it must not run now
+		}
+		lines = append(lines, p.line)
 	}
 	b.m.counters.repeated.Add(uint64(len(front)))
 	decided = b.self == nil || !slices.Contains(front, b.self)

@@ -101,6 +101,11 @@ func (m *Middleware[T]) verdictOn(p *pending[T], q *queue[T]) verdict {
 	for {
 		switch v := m.round(p, q); v.kind {
 		case kindPaused: // and the next round waits at the gate
+			if p.ticket != nil { // it has lost its place in the queue
+				err := m.gate.away()
+				m.requeueLater(p, err)
+				return returned(err)
+			}
 		case kindOutage:
 			if err := m.awaitDatabase(p, v.err); err != nil {
 				return returned(err)

@@ -98,6 +98,20 @@ func (in *inside[T]) release(p *pending[T], v verdict) {
 	}
 }
 
+// stumbled says that a delivery goes back: neither it nor those who wait for it are in their places among those of their
+// order key. It takes no lock of a queue, and may be called under one.
+func (in *inside[T]) stumbled(p *pending[T]) {
+	if p.ticket == nil {
+		return
+	}
+	p.ticket.stumbled()
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for _, f := range p.followers {
+		f.ticket.stumbled()
+	}
+}
+
 // stop makes a follower one no longer. It fails where its first copy has told it what became of it.
 func (in *inside[T]) stop(p *pending[T]) bool {
 	in.mu.Lock()
@@ -139,6 +153,9 @@ func (m *Middleware[T]) follow(p *pending[T]) verdict {
 		}
 		if v.kind != kindAgain {
 			return v
+		}
+		if p.ticket != nil { // its place in the queue would be behind later ones of its order key
+			return returnedAndHeld(errFollowed)
 		}
 	}
 	return verdict{}

@@ -12,7 +12,12 @@ func (m *Middleware[T]) sideLane() bool { return m.info.Lanes > 1 }
 // runAside runs a message that is blocked, alone, in the side lane: one transaction at a time waits there, for at most
 // TxBudget, while its neighbours go on. Its order key stays occupied meanwhile.
 func (q *queue[T]) runAside(p *pending[T]) verdict {
-	defer q.vacate(p)
+	defer func() {
+		if p.v.kind != kindDone {
+			q.m.inside.stumbled(p) // before later ones of its order key may run
+		}
+		q.vacate(p)
+	}()
 	for {
 		if err := q.m.side.enter(p.ctx); err != nil {
 			return returned(err)
