@@ -8,57 +8,82 @@ import (
 	"time"
 )
 
-// A bounded context behaves like one made with a deadline, whether or not somebody waits for it, and a context derived from
-// it ends with it.
-func TestBounded(t *testing.T) {
-	type probe struct {
-		name   string
-		shared bool
-		end    func(b *bounded, cancel context.CancelFunc)
-		want   error
+// Both contexts behave like one made with a deadline, whether or not somebody waits for them, and a context derived from one
+// ends with it.
+func TestContextsEnd(t *testing.T) {
+	type ender interface {
+		context.Context
+		stop()
 	}
+	type probe struct {
+		name string
+		make func(parent context.Context) ender
+		end  func(ctx ender, cancel context.CancelFunc)
+		want error
+	}
+	boundedIn := func(parent context.Context) ender { return boundedBy(parent, time.Now().Add(time.Second)) }
+	alone := func(parent context.Context) ender { return &handling{Context: parent, carrier: &carrier{}} }
+	watched := func(parent context.Context) ender {
+		h := &handling{Context: parent, carrier: &carrier{}, watched: true}
+		context.AfterFunc(parent, func() { h.end(parent.Err()) })
+		return h
+	}
+	expire := func(ctx ender, _ context.CancelFunc) { ctx.(*handling).expire() }
+	stop := func(ctx ender, _ context.CancelFunc) { ctx.stop(); ctx.stop() }
+	parentEnds := func(_ ender, cancel context.CancelFunc) { cancel() }
+	nothing := func(ender, context.CancelFunc) {}
 	probes := []probe{
-		{"it goes on", false, func(*bounded, context.CancelFunc) {}, nil},
-		{"its deadline comes", false, func(*bounded, context.CancelFunc) { time.Sleep(time.Second) }, context.DeadlineExceeded},
-		{"the parent ends", false, func(_ *bounded, cancel context.CancelFunc) { cancel() }, context.Canceled},
-		{"it is stopped", false, func(b *bounded, _ context.CancelFunc) { b.stop(); b.stop() }, context.Canceled},
-		{"shared, it goes on", true, func(*bounded, context.CancelFunc) { time.Sleep(time.Second) }, nil},
-		{"shared, it is told", true, func(b *bounded, _ context.CancelFunc) { b.expire() }, context.DeadlineExceeded},
-		{"shared, the parent ends", true, func(_ *bounded, cancel context.CancelFunc) { cancel() }, context.Canceled},
-		{"shared, it is stopped", true, func(b *bounded, _ context.CancelFunc) { b.stop() }, context.Canceled},
-		{"shared, it is told and stopped", true, func(b *bounded, _ context.CancelFunc) { b.expire(); b.stop() }, context.DeadlineExceeded},
+		{"bounded, goes on", boundedIn, nothing, nil},
+		{"bounded, its deadline comes", boundedIn, func(ender, context.CancelFunc) { time.Sleep(time.Second) }, context.DeadlineExceeded},
+		{"bounded, the parent ends", boundedIn, parentEnds, context.Canceled},
+		{"bounded, stopped", boundedIn, stop, context.Canceled},
+		{"alone, goes on", alone, nothing, nil},
+		{"alone, the parent ends", alone, parentEnds, context.Canceled},
+		{"alone, expires", alone, expire, context.DeadlineExceeded},
+		{"alone, stopped", alone, stop, context.Canceled},
+		{"watched, goes on", watched, nothing, nil},
+		{"watched, the parent ends", watched, parentEnds, context.Canceled},
+		{"watched, expires, then stopped", watched, func(c ender, f context.CancelFunc) { expire(c, f); stop(c, f) }, context.DeadlineExceeded},
+		{"watched, stopped", watched, stop, context.Canceled},
 	}
 	for _, p := range probes {
-		for _, when := range []string{"nobody waits", "somebody waits", "somebody comes later"} {
+		for _, when := range []string{"nobody waits", "somebody waits", "somebody comes later", "somebody went"} {
 			t.Run(p.name+", "+when, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					parent, cancel := context.WithCancel(context.WithValue(t.Context(), carrierKey{}, 1))
+					parent, cancel := context.WithCancel(t.Context())
 					defer cancel()
-					b := boundedBy(parent, time.Now().Add(time.Second))
-					b.shared = p.shared
-					defer b.stop()
-					var child context.Context = b
-					if when == "somebody waits" {
-						var stop context.CancelFunc
-						child, stop = context.WithCancel(b)
-						defer stop()
+					ctx := p.make(parent)
+					defer ctx.stop()
+					var child context.Context
+					derive := func() (end context.CancelFunc) { child, end = context.WithCancel(ctx); return end }
+					switch when {
+					case "somebody waits":
+						defer derive()()
+					case "somebody went":
+						derive()()
+						child = nil
 					}
-					p.end(b, cancel)
+					p.end(ctx, cancel)
 					synctest.Wait()
 					if when == "somebody comes later" {
-						var stop context.CancelFunc
-						child, stop = context.WithCancel(b)
-						defer stop()
+						defer derive()()
 						synctest.Wait()
 					}
-					if err := b.Err(); !errors.Is(err, p.want) || (err == nil) != (p.want == nil) {
+					if err := ctx.Err(); !errors.Is(err, p.want) || (err == nil) != (p.want == nil) {
 						t.Errorf("Err: %v, want %v", err, p.want)
 					}
-					if over := child.Err() != nil; over != (p.want != nil) {
-						t.Errorf("the derived context: %v", child.Err())
+					if child != nil && (!errors.Is(child.Err(), p.want) || (child.Err() == nil) != (p.want == nil)) {
+						t.Errorf("the derived context: %v, want %v", child.Err(), p.want)
 					}
-					if cause := context.Cause(child); p.shared && when != "nobody waits" && p.want != nil && !errors.Is(cause, p.want) {
-						t.Errorf("its cause: %v, want %v", cause, p.want)
+					select {
+					case <-ctx.Done():
+						if p.want == nil {
+							t.Error("Done is closed")
+						}
+					default:
+						if p.want != nil {
+							t.Error("Done is open")
+						}
 					}
 				})
 			})
@@ -71,13 +96,15 @@ func TestBoundedValues(t *testing.T) {
 	parent, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "v"), time.Minute)
 	defer cancel()
 	b := boundedBy(parent, time.Now().Add(time.Hour))
-	b.carrier = &carrier{}
+	h := &handling{Context: parent, carrier: &carrier{}}
 	for _, when := range []string{"before", "after"} {
-		if b.Value(key{}) != "v" || b.Value(carrierKey{}) != b.carrier {
-			t.Errorf("%s somebody waits: %v, %v", when, b.Value(key{}), b.Value(carrierKey{}))
+		if b.Value(key{}) != "v" || h.Value(key{}) != "v" || h.Value(carrierKey{}) != h.carrier {
+			t.Errorf("%s somebody waits: %v, %v, %v", when, b.Value(key{}), h.Value(key{}), h.Value(carrierKey{}))
 		}
 		b.Done()
+		h.Done()
 	}
+	h.stop()
 	if d, ok := b.Deadline(); !ok || time.Until(d) > time.Minute {
 		t.Errorf("deadline in %v: that of the parent is earlier", time.Until(d))
 	}

@@ -87,8 +87,8 @@ func (b *batch[T]) answer(front []*pending[T]) {
 		if p.gone {
 			continue
 		}
-		if p.handling != nil {
-			p.handling.stop() // after the transaction's end, so that nothing of it is cut
+		if ctx := p.handling.Load(); ctx != nil {
+			ctx.stop() // after the transaction's end, so that nothing of it is cut
 		}
 		if i < len(front) && front[i] == p {
 			i++

@@ -44,7 +44,7 @@ func (b *batch[T]) runSelf() bool {
 		return false
 	}
 	b.prepare(p)
-	ctx := p.handling
+	ctx := p.handling.Load()
 	timer := time.AfterFunc(b.m.cfg.TxBudget-time.Since(b.begun), func() {
 		ctx.expire()
 		b.lane.release()
@@ -106,7 +106,7 @@ func (b *batch[T]) part(s *stretch, run []*pending[T], i int) bool {
 		}
 	}
 	b.prepare(p)
-	s.handling.Store(p.handling)
+	s.handling.Store(p.handling.Load())
 	if !s.start() {
 		b.rest(again(0, nil)) // the budget is over
 		return false

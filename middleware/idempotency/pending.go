@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -62,9 +63,9 @@ type pending[T any] struct {
 	foreseen *sight  // of its next transaction
 	shadow   *message.Message
 	carrier  *carrier
-	handling *bounded           // the handler's context
-	produced []*message.Message // the handler's answer
-	err      error              // the handler's answer
+	handling atomic.Pointer[handling] // the handler's context
+	produced []*message.Message       // the handler's answer
+	err      error                    // the handler's answer
 
 	contentions int       // transactions in a row that met contention
 	outages     int       // rounds that found the database away

@@ -71,6 +71,9 @@ func (q *queue[T]) await(p *pending[T]) verdict {
 	if q.withdraw(p) {
 		return returned(p.ctx.Err())
 	}
+	if ctx := p.handling.Load(); ctx != nil {
+		ctx.end(p.ctx.Err())
+	}
 	<-p.wake
 	return p.v
 }

@@ -11,7 +11,7 @@ import (
 type sight struct {
 	shadow  *message.Message
 	carrier carrier
-	ctx     bounded
+	ctx     handling
 }
 
 // foresee makes the next sight before there is a transaction, in the message's own goroutine: the batch has less to do.
@@ -20,7 +20,7 @@ func (m *Middleware[T]) foresee(p *pending[T]) *sight {
 	s.shadow.Payload = bytes.Clone(p.msg.Payload)
 	s.carrier.owner, s.carrier.store, s.carrier.parent = m, m.store, carrierIn(p.ctx)
 	s.carrier.scope, s.carrier.key, s.carrier.route = p.scope, p.key, p.route
-	s.ctx.Context, s.ctx.carrier, s.ctx.shared = p.ctx, &s.carrier, true
+	s.ctx.Context, s.ctx.carrier = p.ctx, &s.carrier
 	s.shadow.SetContext(&s.ctx)
 	return s
 }
@@ -32,8 +32,10 @@ func (b *batch[T]) prepare(p *pending[T]) {
 		s = b.m.foresee(p)
 	}
 	s.carrier.tx = b.tx.Raw()
-	s.ctx.until(b.begun.Add(b.m.cfg.TxBudget))
-	p.shadow, p.carrier, p.handling = s.shadow, &s.carrier, &s.ctx
+	s.ctx.deadline = earlier(p.ctx, b.begun.Add(b.m.cfg.TxBudget))
+	s.ctx.watched = p != b.self
+	p.shadow, p.carrier = s.shadow, &s.carrier
+	p.handling.Store(&s.ctx)
 	p.produced, p.err = nil, nil
 }
 

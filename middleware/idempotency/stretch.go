@@ -12,7 +12,7 @@ import (
 // than the middleware itself (docs/performance.md).
 type stretch struct {
 	state    atomic.Uint32
-	handling atomic.Pointer[bounded] // the context of the handler that runs
+	handling atomic.Pointer[handling] // the context of the handler that runs
 	ended    chan stretchEnd
 }
 
@@ -114,7 +114,7 @@ func (b *batch[T]) outlived(p *pending[T], value any) {
 	if value != nil {
 		p.err = fmt.Errorf("the handler panicked: %v", value)
 	}
-	p.handling.stop()
+	p.handling.Load().stop()
 	p.v = p.outlived(b.m.cfg.TxBudget)
 	p.wake <- struct{}{}
 }

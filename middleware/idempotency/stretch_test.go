@@ -130,7 +130,7 @@ func TestStretchEndsOnce(t *testing.T) {
 		t.Error("no handler starts once the budget is over")
 	}
 	s = &stretch{}
-	handling := &bounded{Context: t.Context(), shared: true}
+	handling := &handling{Context: t.Context()}
 	s.handling.Store(handling)
 	if !s.start() || !s.abandon() || s.returned() {
 		t.Error("a handler that was abandoned cannot return any more")

@@ -26,7 +26,6 @@ func (b *batch[T]) runTogether(run []*pending[T]) bool {
 	for i, p := range run {
 		b.prepare(p)
 		p.carrier.asked.Store(true)
-		p.handling.shared = false // nobody else watches this one's deadline
 		call.shadows[i] = p.shadow
 	}
 	ctx, own, cancel := b.contextOf(run)
@@ -37,6 +36,9 @@ func (b *batch[T]) runTogether(run []*pending[T]) bool {
 	own.end()
 	for _, p := range run {
 		p.carrier.end()
+		if over {
+			p.handling.Load().expire()
+		}
 	}
 	switch fault := own.spoiled(); {
 	case err == nil && fault != nil:
