@@ -286,6 +286,7 @@ func (b *batch[T]) held(p *pending[T], result receipts.ClaimResult) {
 	case bytes.Equal(receipt.Fingerprint, p.fingerprint):
 		p.v = done(&counters.replayed)
 		p.v.replay = receipt.State == receipts.StateDone
+		p.v.applied = b.m.tells()
 	case b.m.cfg.Conflict == HoldConflicts:
 		counters.conflicted.Add(1)
 		p.v = returnedAndHeld(fmt.Errorf("%w at %s", ErrConflict, stamp(receipt.At)))

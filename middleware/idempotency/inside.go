@@ -140,6 +140,10 @@ func (p *pending[T]) outcomeFor(copy *pending[T], v verdict) verdict {
 	}
 }
 
+// tells is whether a first copy's outcome is all that another one needs. Where the router publishes outputs it has to have
+// them from the database: nobody knows whether the first one's delivery still counts.
+func (m *Middleware[T]) tells() bool { return !m.cfg.OutputsThroughRouter }
+
 // follow waits for the first copy's outcome, where there is one in flight. None: this is the first.
 func (m *Middleware[T]) follow(p *pending[T]) verdict {
 	if m.cfg.Guarantee == AtLeastOnce || len(p.key) == 0 {

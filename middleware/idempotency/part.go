@@ -151,6 +151,7 @@ func (b *batch[T]) judge(p *pending[T]) verdict {
 		return b.m.handlerFailed(p, err, b.begun)
 	}
 	then := done(&b.m.counters.handled)
+	then.applied = b.m.tells()
 	if len(outputs) > 0 {
 		ctx := b.detached()
 		defer ctx.stop()

@@ -33,7 +33,7 @@ type verdict struct {
 	hold bool
 	// count is the counter that a done message belongs to.
 	count *atomic.Uint64
-	// applied: the receipt says that the message was processed, with this payload.
+	// applied: the receipt says that the message was processed, with this payload, and other copies need to know no more.
 	applied bool
 	// replay: the effect was there before; its unsent outputs are looked up.
 	replay bool
