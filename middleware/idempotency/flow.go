@@ -160,9 +160,9 @@ func (m *Middleware[T]) round(p *pending[T], q *queue[T]) (v verdict) {
 
 // disown gives up the outputs of a message that did not come to publish them.
 func (m *Middleware[T]) disown(p *pending[T]) {
-	if p.owns != "" {
-		m.sending.disown(p.owns)
-		p.owns = ""
+	if p.owns != nil {
+		m.sending.disown(p.owns...)
+		p.owns = nil
 	}
 }
 

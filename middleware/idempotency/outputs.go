@@ -95,9 +95,9 @@ func (m *Middleware[T]) deliverOutputs(p *pending[T], v verdict) ([]*message.Mes
 	unsent := 0
 	if v.replay {
 		unsent = m.sendUnsent(context.WithoutCancel(p.ctx), receiptRef{p.scope, string(p.key)}, maxReplayed)
-	} else if p.owns != "" {
-		_, unsent = m.send(v.outputs, p.owns)
-		p.owns = "" // a publish that goes on in the background keeps it
+	} else if p.owns != nil {
+		_, unsent = m.send(v.outputs, p.owns...)
+		p.owns = nil // a publish that goes on in the background keeps it
 	}
 	if unsent > 0 {
 		m.nudge(receiptRef{p.scope, string(p.key)})
@@ -110,7 +110,7 @@ func (m *Middleware[T]) deliverOutputs(p *pending[T], v verdict) ([]*message.Mes
 func (m *Middleware[T]) sendUnsent(ctx context.Context, ref receiptRef, limit int) (unsent int) {
 	var ids []string
 	if m.cfg.Guarantee != AtLeastOnce {
-		ids = []string{m.owner(ref.scope, []byte(ref.key), receipts.Nonce{})}
+		ids = []string{ownerOfReceipt(ref.scope, []byte(ref.key))}
 		if !m.sending.own(ids[0]) {
 			return 0
 		}
@@ -121,7 +121,7 @@ func (m *Middleware[T]) sendUnsent(ctx context.Context, ref receiptRef, limit in
 	if err != nil {
 		m.log.Error("Cannot look for a receipt's unsent outputs; the relay will", err, nil)
 	}
-	if ids == nil { // each transaction has its own: their rows tell
+	if ids == nil { // each row has its own
 		outputs, ids = m.ownAll(outputs)
 	}
 	_, unsent = m.send(outputs, ids...)

@@ -158,8 +158,8 @@ func (b *batch[T]) judge(p *pending[T]) verdict {
 		if then.outputs, err = b.tx.AddOutputs(ctx, outputs); err != nil {
 			return b.m.classify(fmt.Errorf("store outputs: %w", err), failed)
 		}
-		if id := b.m.owner(p.scope, p.key, b.tx.Nonce()); b.m.cfg.Outputs != nil && b.m.sending.own(id) {
-			p.owns = id
+		if b.m.cfg.Outputs != nil {
+			_, p.owns = b.m.ownAll(then.outputs) // all or none: this attempt's
 		}
 	}
 	p.then, p.lost = then, b.m.whenUnknown()

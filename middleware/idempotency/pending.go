@@ -38,7 +38,7 @@ type pending[T any] struct {
 	reason    string // of its dead letter
 
 	before, after *pending[T] // in the list of what is inside
-	owns          string      // its outputs, in the table of what is being published, until they are handed over; "" means none
+	owns          []string    // its outputs, in the table of what is being published, until they are handed over
 
 	id        identity
 	leads     bool          // others of its identity wait for its outcome; of inside

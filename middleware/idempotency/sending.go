@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -62,12 +63,16 @@ func (s *sending) disown(ids ...string) {
 	}
 }
 
-// owner names those whose outputs are owned together: a receipt, of which there is one effect; or, at least once, one
-// transaction of several.
-func (m *Middleware[T]) owner(scope string, key []byte, nonce receipts.Nonce) string {
-	if m.cfg.Guarantee == AtLeastOnce {
-		return string(nonce[:])
+// ownerOf names those whose outputs are owned together: a receipt, of which there is one effect. At least once, where a
+// transaction may have several of one message, each output is on its own.
+func (m *Middleware[T]) ownerOf(output receipts.Output) string {
+	if m.cfg.Guarantee != AtLeastOnce {
+		return ownerOfReceipt(output.Scope, output.Key)
 	}
+	return string(binary.BigEndian.AppendUint64(output.Nonce[:], uint64(output.Position))) //nolint:gosec // it is not negative
+}
+
+func ownerOfReceipt(scope string, key []byte) string {
 	return string(appendPart(make([]byte, 0, len(scope)+len(key)+4), scope)) + string(key)
 }
 
@@ -75,7 +80,7 @@ func (m *Middleware[T]) owner(scope string, key []byte, nonce receipts.Nonce) st
 func (m *Middleware[T]) ownAll(outputs []receipts.Output) (mine []receipts.Output, ids []string) {
 	tried := make(map[string]bool, len(outputs))
 	for _, output := range outputs {
-		id := m.owner(output.Scope, output.Key, output.Nonce)
+		id := m.ownerOf(output)
 		owned, known := tried[id]
 		if !known {
 			owned = m.sending.own(id)
