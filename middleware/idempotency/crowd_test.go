@@ -258,3 +258,8 @@ func (e *env) claimElsewhere(uuid string, d time.Duration) (free func()) {
 		_ = tx.Rollback(context.Background())
 	}
 }
+
+// claimElsewhereLater does so in a goroutine, as soon as it can.
+func (e *env) claimElsewhereLater(uuid string, d time.Duration) {
+	go e.claimElsewhere(uuid, d)
+}

@@ -74,10 +74,15 @@ func (b *batch[T]) finish(ctx context.Context) (decided bool) {
 	b.learn()
 	if b.met > 0 && len(front) > 0 {
 		b.lane.release()
-		pause(ctx, sdk.Backoff{Min: 5 * time.Millisecond, Max: 500 * time.Millisecond}.Delay(b.met))
+		pause(ctx, contentionBackoff().Delay(b.met))
 	}
 	b.leave(front, lines)
 	return decided
+}
+
+// contentionBackoff is how long what met contention waits.
+func contentionBackoff() sdk.Backoff {
+	return sdk.Backoff{Min: 5 * time.Millisecond, Max: 500 * time.Millisecond}
 }
 
 // answer wakes up those who are decided. From then on they are not the batch's.

@@ -16,6 +16,7 @@ func (q *queue[T]) runAside(p *pending[T]) verdict {
 		if p.v.kind != kindDone {
 			q.m.inside.stumbled(p) // before later ones of its order key may run
 		}
+		p.blocked = false // another round begins like the first one
 		q.vacate(p)
 	}()
 	for {
@@ -25,6 +26,10 @@ func (q *queue[T]) runAside(p *pending[T]) verdict {
 		v := q.onceAside(p)
 		switch v.kind {
 		case kindContention:
+			if p.fresh || p.claimed { // with something else than its claim
+				pause(p.ctx, contentionBackoff().Delay(p.contentions))
+				continue
+			}
 			return returned(fmt.Errorf("%w: the same identity stays claimed elsewhere: %w", ErrContention, v.err))
 		case kindClaimed, kindPermanent: // and the next transaction is not blocked any more
 		default:
