@@ -60,7 +60,7 @@ func (d *DeliveryInfo) clock(runs bool) {
 }
 
 // Ending is closed when the subscription ends: no more is handed out, what was is waited for. A message that is held back
-// has to be nacked then, and goes back to the broker at once. It is nil, and so never closed, for a delivery that no
+// has to be nacked then, still held: it goes back to the broker at once and without delay. It is nil, and so never closed, for a delivery that no
 // [Subscriber] made.
 func (d *DeliveryInfo) Ending() <-chan struct{} {
 	if d.origin == nil {

@@ -138,7 +138,7 @@ func TestEndingTellsWhoHoldsMessagesBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				d := newFake(confirming())
+				d := newFake(delaying())
 				r := newRig(t, d, SubscriberConfig{MaxInFlight: 2})
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()

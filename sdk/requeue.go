@@ -9,6 +9,10 @@ const holdMax = 5 * time.Second
 
 // nacked finds the delay of a nacked message. It is called under the lock.
 func (s *subscription) nacked(e *inflight) {
+	if s.draining && e.held { // it was with no handler
+		s.settle(e, Requeue, 0)
+		return
+	}
 	backoff := s.cfg().Backoff
 	delay, asked := e.try.info.RequeueDelay()
 	if !asked {

@@ -54,6 +54,9 @@ func (p *place) inPlace() bool {
 
 // missesEarlier tells whether an earlier message of the line is not in its place.
 func (p *place) missesEarlier() bool {
+	if p.line.given {
+		return true
+	}
 	if !p.line.shaken {
 		return false
 	}
@@ -107,6 +110,19 @@ func (p *place) recover() {
 	}
 }
 
+// gone ends what a message is in its line. The copy of one that was lost must not run any more.
+func (p *place) gone() {
+	switch p.state {
+	case placeLost:
+		p.line.lost--
+		p.line.sub.lost--
+		p.ticket = nil
+	case placeOffered:
+		p.line.offered = false
+	}
+	p.state = placeGone
+}
+
 // line is the messages of one order key, in the order in which the subscriber handed them out. It lives as long as it has
 // messages.
 type line struct {
@@ -122,6 +138,7 @@ type line struct {
 	shaken  bool
 	next    *place
 	offered bool // one of it is being offered
+	given   bool // its first ones were given back: those that are out are behind them
 
 	timer *time.Timer
 }
@@ -161,22 +178,13 @@ func (l *line) replace(old, p *place) {
 		l.next = p
 	}
 	old.recover()
-	old.state = placeGone
-	l.lost--
-	l.sub.lost--
+	old.gone()
 }
 
 // remove takes a message out of the line.
 func (l *line) remove(p *place) {
 	p.recover()
-	if p.state == placeLost {
-		l.lost--
-		l.sub.lost--
-	}
-	if p.state == placeOffered {
-		l.offered = false
-	}
-	p.state = placeGone
+	p.gone()
 	if p.prev == nil {
 		l.first = p.next
 	} else {
@@ -302,13 +310,15 @@ func (l *line) twin(uuid string) *place {
 	return nil
 }
 
-// flush gives back what is not handed out, in order: nothing is given back before those in front of it are settled.
+// flush gives back what is not handed out, in order: nothing is given back before those in front of it are settled. What is
+// still out is behind that, and must not run any more.
 func (l *line) flush() {
 	for p := l.first; p != nil; {
 		next := p.next
 		if p.state == placeOut || p.state != placeLost && !l.sub.mayNack(p) {
 			return
 		}
+		l.given = true
 		l.sub.giveBack(p)
 		p = next
 	}

@@ -13,7 +13,7 @@ import (
 func (s *orderedSubscription) taken(p *place) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.turns.pop()
+	s.offers.pop()
 	if p.line == nil {
 		s.waiting--
 		p.state = placeGone // whoever handles it settles it
@@ -162,7 +162,7 @@ func (s *orderedSubscription) stop() {
 
 func (s *orderedSubscription) stopNow() {
 	s.stopping = true
-	for p := s.turns.pop(); p != nil; p = s.turns.pop() {
+	for p := s.offers.pop(); p != nil; p = s.offers.pop() {
 		if p.state != placeOffered {
 			continue
 		}
@@ -217,11 +217,13 @@ func (s *orderedSubscription) mayNack(p *place) bool {
 	}
 }
 
-// giveBack nacks what is not out.
+// giveBack nacks what is not out. It stays held for the engine, which takes back at once, without backoff, what was with no
+// handler.
 func (s *orderedSubscription) giveBack(p *place) {
-	s.unkeep(p)
+	s.unwatch(p)
 	if p.state != placeLost {
 		s.waiting--
+		s.hold(p)
 		p.inner.Nack()
 	}
 	if p.line == nil {

@@ -31,7 +31,7 @@ type orderedSubscription struct {
 	mu       sync.Mutex
 	lines    map[string]*line
 	loose    []*place // without order key, to be given back
-	turns    turns
+	offers   offers
 	window   int
 	waiting  int // messages that are here and not out
 	outside  int // copies that are out, whose delivery is not lost
@@ -117,10 +117,10 @@ type stance struct {
 
 func (s *orderedSubscription) look() stance {
 	s.mu.Lock()
-	st := stance{offer: s.turns.first()}
+	st := stance{offer: s.offers.first()}
 	for st.offer != nil && st.offer.state != placeOffered { // lost meanwhile
-		s.turns.pop()
-		st.offer = s.turns.first()
+		s.offers.pop()
+		st.offer = s.offers.first()
 	}
 	st.ended = s.stopping || s.inClosed && s.waiting == 0
 	stands := s.standsStill()
@@ -201,25 +201,33 @@ func (s *orderedSubscription) offer(p *place) {
 	if p.line != nil {
 		p.line.offered = true
 	}
-	s.turns.push(p)
+	s.offers.push(p)
 	signal(s.wake)
 }
 
 // keep lets a message wait: the engine does not count the time, and its loss is looked for. It is called under the mutex.
 func (s *orderedSubscription) keep(p *place) {
-	if p.info != nil {
-		p.holding = true
-		p.info.Hold()
-	}
+	s.hold(p)
 	p.unwatch = context.AfterFunc(p.ctx, func() { s.lose(p) })
 }
 
-// unkeep ends that.
-func (s *orderedSubscription) unkeep(p *place) {
+func (s *orderedSubscription) hold(p *place) {
+	if p.info != nil && !p.holding {
+		p.holding = true
+		p.info.Hold()
+	}
+}
+
+func (s *orderedSubscription) unwatch(p *place) {
 	if p.unwatch != nil {
 		p.unwatch()
 		p.unwatch = nil
 	}
+}
+
+// unkeep ends that.
+func (s *orderedSubscription) unkeep(p *place) {
+	s.unwatch(p)
 	if p.holding {
 		p.holding = false
 		p.info.Resume()
@@ -249,21 +257,21 @@ func (s *orderedSubscription) equip(p *place) *message.Message {
 	return t.msg
 }
 
-// turns are the messages whose turn has come, in order.
-type turns struct {
+// offers are the messages whose turn has come, in order.
+type offers struct {
 	queue []*place
 }
 
-func (t *turns) push(p *place) { t.queue = append(t.queue, p) }
+func (t *offers) push(p *place) { t.queue = append(t.queue, p) }
 
-func (t *turns) first() *place {
+func (t *offers) first() *place {
 	if len(t.queue) == 0 {
 		return nil
 	}
 	return t.queue[0]
 }
 
-func (t *turns) pop() *place {
+func (t *offers) pop() *place {
 	if len(t.queue) == 0 {
 		return nil
 	}
