@@ -25,8 +25,17 @@ type StoreHarness[T any] struct {
 	Open func(ctx context.Context, dir string) (Database[T], error)
 	// Apply adds to a named counter inside the transaction: the effect whose number of times is counted.
 	Apply func(ctx context.Context, tx T, counter string, by int64) error
+	// Read gives a counter's value inside the transaction, 0 where there is none, as an application reads what it is about to
+	// write: what was read stays true until the transaction ends, so it locks the row where the database does not do so by
+	// itself.
+	Read func(ctx context.Context, tx T, counter string) (int64, error)
 	// End ends the transaction as a handler must not: see [Ending]. It returns the database's error.
 	End func(ctx context.Context, tx T, how Ending) error
+	// Violate executes a statement that violates a constraint, and returns the database's error.
+	Violate func(ctx context.Context, tx T) error
+	// Errors execute statements, by name, whose errors leave the transaction in another state than a handler thinks that
+	// swallows them: it is over, or takes nothing but a rollback. They return the database's error.
+	Errors map[string]func(ctx context.Context, tx T) error
 	// OpenFaulty is like Open, through connections that fail on request.
 	OpenFaulty func(ctx context.Context, dir string) (Database[T], DatabaseFaults, error)
 	// Wrap is put around every store the clauses consume with. It is how faults are planted; nil plants none.
@@ -121,6 +130,7 @@ func txClauses[T any]() []txClause[T] {
 	all := slices.Concat(
 		crashClauses[T](), identityClauses[T](), failureClauses[T](), outputClauses[T](), pathClauses[T](),
 		shutdownClauses[T](), outageClauses[T](), modeClauses[T](), interopClauses[T](),
+		batchClauses[T](), duplicateClauses[T](), contentionClauses[T](), swallowClauses[T](), blockedClauses[T](), orderKeyClauses[T](),
 	)
 	slices.SortStableFunc(all, func(a, b txClause[T]) int { return strings.Compare(a.ID, b.ID) })
 	return all
@@ -188,11 +198,24 @@ func checkTx[T any](
 		}
 		return c.check(ctx, tx)
 	}
-	missing, err = e.missing(ctx, c.Clause)
+	missing, err = lacks(ctx, e, s, dir, c.Clause)
 	if err == nil && missing == "" {
 		err = e.guarded(ctx, c.Clause)
 	}
 	return e.noted(), missing, err
+}
+
+// lacks names the capability, of the driver or of the store, or the hooks that the clause lacks; empty: it can run.
+func lacks[T any](ctx context.Context, e *Env, s StoreHarness[T], dir string, c Clause) (string, error) {
+	if c.Capability != capabilityLanes {
+		return e.missing(ctx, c)
+	}
+	db, err := s.Open(ctx, dir)
+	if err != nil {
+		return "", fmt.Errorf("opening the database: %w", err)
+	}
+	missing, err := lanesLack(ctx, db.Store)
+	return missing, errors.Join(err, db.Close())
 }
 
 // missing names the hooks that the clause lacks; empty: it can run.
@@ -205,7 +228,7 @@ func (s StoreHarness[T]) missing(c txClause[T]) (string, error) {
 			return "", fmt.Errorf("store harness %q waives %s: there is no such clause", s.Name, id)
 		}
 	}
-	there := map[string]bool{"End": s.End != nil, "OpenFaulty": s.OpenFaulty != nil}
+	there := map[string]bool{"End": s.End != nil, "OpenFaulty": s.OpenFaulty != nil, "Errors": len(s.Errors) > 0, "Read": s.Read != nil}
 	var hooks []string
 	for _, name := range c.store {
 		if !there[name] {

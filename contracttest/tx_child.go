@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -44,6 +45,9 @@ type childPlan struct {
 	// How, where set, makes the handler of the Nth message end the transaction before the child dies.
 	How    Ending
 	Window int
+	// Crowd, where set, makes the first message that is handled hold the only lane until so many others are pending: they
+	// are the next batch.
+	Crowd int
 }
 
 // TxChild turns this process into the consumer that a kill clause has started, if it was started as one, and then does
@@ -96,17 +100,37 @@ func runChild[T any](p childPlan, s StoreHarness[T]) error {
 		Env: newEnv(Harness{Patience: 5 * time.Second}, "child"), s: s, dir: p.Dir, topic: p.Topic, group: p.Group,
 		w: newWatch(mortalDriver{Driver: d, p: death}),
 	}
-	_, err = e.consume(ctx, plan[T]{
+	started := make(chan *consumer[T], 1)
+	c, err := e.consume(ctx, plan[T]{
 		window: p.Window,
-		config: idempotency.Config{Guarantee: p.Guarantee},
-		handle: e.ending(p.How, death),
+		config: idempotency.Config{Guarantee: p.Guarantee, Lanes: min(p.Crowd, 1), BatchTime: time.Minute},
+		handle: e.crowded(p.Crowd, started, e.ending(p.How, death)),
 		wrap:   func(s receipts.Store[T]) receipts.Store[T] { return mortalStore[T]{Store: s, p: death} },
 	})
 	if err != nil {
 		return err
 	}
+	started <- c
 	_, _ = io.Copy(io.Discard, os.Stdin) // its end, however it comes, is the word to stop
 	return errors.Join(e.close(), d.Close(context.Background()))
+}
+
+// crowded makes the first run of a handler wait until n more messages are pending.
+func (e *txEnv[T]) crowded(n int, started <-chan *consumer[T], handle handler[T]) handler[T] {
+	var once sync.Once
+	return func(ctx context.Context, tx T, msg *message.Message) error {
+		once.Do(func() {
+			if n == 0 {
+				return
+			}
+			c := <-started
+			for c.m.Report().Health.Pending <= n && pause(ctx, pollPause) == nil {
+				continue
+			}
+			_ = pause(ctx, settling)
+		})
+		return handle(ctx, tx, msg)
+	}
 }
 
 // ending is a handler that applies the effect, and ends the transaction itself where it is told to.

@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync/atomic"
 
-	"github.com/penstock-mq/penstock/middleware/receipts"
+	"github.com/penstock-mq/penstock/middleware/idempotency"
 	"github.com/penstock-mq/penstock/sdk"
 )
 
@@ -27,6 +28,22 @@ func crashClauses[T any]() []txClause[T] {
 				Text: "killed after commit, before ack: the redelivery, with a new token, is acked; the effect stays at one",
 			},
 			processes: true, check: killedAfterCommit[T],
+		},
+		{
+			Clause: Clause{
+				ID: "T01/batch", Name: "killed in the middle of a batch", Capability: "redelivers",
+				Text: "killed before commit, with several messages in the transaction: no receipt, no effect of any of them; the " +
+					"redeliveries apply each once",
+			},
+			processes: true, check: killedInBatch[T],
+		},
+		{
+			Clause: Clause{
+				ID: "T02/batch", Name: "killed after a batch's commit", Capability: "redelivers",
+				Text: "killed after commit, before ack, with several messages in the transaction: the redeliveries are acked as " +
+					"replays; each effect stays at one",
+			},
+			processes: true, check: killedAfterBatch[T],
 		},
 		{
 			Clause: Clause{
@@ -286,34 +303,128 @@ func wantSources(got, want int) error {
 	return nil
 }
 
-// endedAndKilled has a child's handler end its transaction on its second message and die.
+// killCrowd sends one message more than a batch has, and has a child killed at a point of the batch of all but the first.
+// Each point's number counts that first one, which has a transaction of its own.
+func (e *txEnv[T]) killCrowd(ctx context.Context, d death, p childPlan) ([]string, error) {
+	ids := e.ids(batchSize + 1)
+	if err := e.send(ctx, ids...); err != nil {
+		return ids, err
+	}
+	p.At, p.Nth, p.Window, p.Crowd = d.at, d.nth, len(ids), batchSize
+	c, err := e.spawn(ctx, p)
+	if err != nil {
+		return ids, err
+	}
+	return ids, c.killed(ctx, e.h.Patience)
+}
+
+// recoverAll has a healthy consumer take what a dead one has left, and returns what it counted.
+func (e *txEnv[T]) recoverAll(ctx context.Context, ids []string) (idempotency.Report, error) {
+	c, err := e.consume(ctx, plan[T]{})
+	if err != nil {
+		return idempotency.Report{}, err
+	}
+	for _, id := range ids {
+		if err := e.ackedTimes(ctx, id, 1); err != nil {
+			return idempotency.Report{}, err
+		}
+	}
+	if err := e.quiet(ctx); err != nil {
+		return idempotency.Report{}, err
+	}
+	return c.m.Report(), c.stop()
+}
+
+// killedInBatch has a child die at each point before a batch's commit: only the message before the batch has taken effect.
+func killedInBatch[T any](ctx context.Context, e *txEnv[T]) error {
+	deaths := []death{{atClaimed, 2}, {atEnded, 4}, {atBeforeCommit, 2}}
+	parts, err := e.parts(ctx)
+	if err != nil {
+		return err
+	}
+	if parts {
+		deaths = append(deaths, death{atKept, 3})
+	}
+	var all []string
+	for _, d := range deaths {
+		ids, err := e.killCrowd(ctx, d, childPlan{})
+		if err == nil {
+			err = e.committedOf(ctx, all, ids, 1)
+		}
+		if err == nil {
+			_, err = e.recoverAll(ctx, ids)
+		}
+		if err != nil {
+			return fmt.Errorf("killed %s: %w", d.at, err)
+		}
+		all = append(all, ids...)
+	}
+	return e.balance(ctx, once(all...))
+}
+
+// committedOf fails unless n of those messages are committed, besides what was before, each with effect and receipt.
+func (e *txEnv[T]) committedOf(ctx context.Context, before, ids []string, n int) error {
+	got, err := e.effects(ctx)
+	if err != nil {
+		return err
+	}
+	if want := len(before) + n; len(got) != want {
+		return fmt.Errorf("%d of the %d messages have taken effect, want %d", len(got)-len(before), len(ids), n)
+	}
+	return e.compare(ctx, once(slices.Collect(maps.Keys(got))...))
+}
+
+// killedAfterBatch has a child die between a batch's commit and its acks: all of it has taken effect, and comes again.
+func killedAfterBatch[T any](ctx context.Context, e *txEnv[T]) error {
+	ids, err := e.killCrowd(ctx, death{atAfterCommit, 2}, childPlan{})
+	if err != nil {
+		return err
+	}
+	if err := e.committedOf(ctx, nil, ids, len(ids)); err != nil {
+		return err
+	}
+	r, err := e.recoverAll(ctx, ids)
+	if err != nil {
+		return err
+	}
+	if r.Replayed < batchSize || r.Handled > 0 {
+		return fmt.Errorf("%d deliveries were replays and %d were handled; want the batch of %d, and none", r.Replayed, r.Handled, batchSize)
+	}
+	return e.balance(ctx, once(ids...))
+}
+
+// endedAndKilled has a child's handler end the transaction of a batch, after one of its neighbours ran and before others,
+// and die.
 func endedAndKilled[T any](ctx context.Context, e *txEnv[T]) error {
 	var all []string
-	var torn int
 	for _, how := range []Ending{EndCommit, EndRollback, EndText} {
-		ids, err := e.killAt(ctx, death{atEnded, 2}, childPlan{How: how})
+		before, err := e.db.Store.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		ids, err := e.killCrowd(ctx, death{atEnded, 3}, childPlan{How: how})
 		if err != nil {
 			return fmt.Errorf("handler ends with %s: %w", how, err)
 		}
 		all = append(all, ids...)
-		replayed, err := e.recover(ctx, ids[1], ids[2])
-		if err == nil && replayed > 0 {
-			err = errors.New("a receipt that proves nothing passed for a replay")
+		proven, err := e.db.Store.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		r, err := e.recoverAll(ctx, ids)
+		if whole := proven.Done - before.Done; err == nil && r.Replayed > uint64(whole) {
+			err = fmt.Errorf("%d messages passed for replays, and %d receipts prove something", r.Replayed, whole)
+		}
+		if err == nil {
+			_, err = e.nothingLost(ctx, all)
 		}
 		if err != nil {
 			return fmt.Errorf("handler ended with %s: %w", how, err)
 		}
-		if how != EndRollback {
-			torn++
-		}
 	}
-	return e.balance(ctx, tornAccount(torn, all...))
-}
-
-// tornAccount is the account of identities that each took effect once, some of them with a receipt that proves nothing.
-func tornAccount(torn int, ids ...string) account {
-	want := once(ids...)
-	want.receipts, want.torn = len(ids)-torn, torn
-	want.dead = map[receipts.DeadLetterKind]int{receipts.KindTorn: torn}
-	return want
+	want, err := e.nothingLost(ctx, all)
+	if err != nil {
+		return err
+	}
+	return e.balance(ctx, want)
 }

@@ -78,16 +78,22 @@ type handler[T any] func(ctx context.Context, tx T, msg *message.Message) error
 
 // plan says how a consumer differs from the plain one. The zero value is a consumer that applies effects.
 type plan[T any] struct {
-	handle  handler[T] // apply
-	group   string     // the clause's
-	window  int        // 8
-	config  idempotency.Config
-	backoff sdk.Backoff                               // 20 ms to 80 ms
-	db      *Database[T]                              // a handle of its own
-	wrap    func(receipts.Store[T]) receipts.Store[T] // put around the store, inside planted faults
-	outer   []message.HandlerMiddleware               // on the router, outside ours
-	wire    func(c *consumer[T]) error                // adds handlers to c.router instead of the one called "apply"
-	plain   bool                                      // runs the router without sdk.Run
+	handle handler[T] // apply
+	// produce, where set, is the handler in place of handle, and its outputs go to the topic to.
+	produce func(ctx context.Context, tx T, msg *message.Message) ([]*message.Message, error)
+	to      string
+	// together, where set, is the handler in place of handle, for HandleBatch.
+	together func(ctx context.Context, tx T, msgs []*message.Message) error
+	group    string // the clause's
+	window   int    // 8
+	config   idempotency.Config
+	backoff  sdk.Backoff                               // 20 ms to 80 ms
+	db       *Database[T]                              // a handle of its own
+	wrap     func(receipts.Store[T]) receipts.Store[T] // put around the store, inside planted faults
+	outer    []message.HandlerMiddleware               // on the router, outside ours
+	wire     func(c *consumer[T]) error                // adds handlers to c.router instead of the one called "apply"
+	ordered  bool                                      // puts Ordered around every subscriber of the router
+	plain    bool                                      // runs the router without sdk.Run
 }
 
 // consumer is one running application: router, subscribers, middleware, relay and database handle.
@@ -207,6 +213,9 @@ func subscriberConfig(group string, window int, backoff sdk.Backoff) sdk.Subscri
 // wire adds the plan's handlers to the router.
 func (c *consumer[T]) wire() error {
 	c.router.AddMiddleware(c.p.outer...)
+	if c.p.ordered {
+		c.router.AddSubscriberDecorators(c.m.Ordered)
+	}
 	if c.p.wire != nil {
 		return c.p.wire(c)
 	}
@@ -214,12 +223,22 @@ func (c *consumer[T]) wire() error {
 	if err != nil {
 		return err
 	}
-	handle := c.p.handle
-	if handle == nil {
-		handle = c.e.apply
-	}
-	c.router.AddConsumerHandler("apply", c.e.topic, sub, c.m.Handle(handle))
+	c.router.AddConsumerHandler("apply", c.e.topic, sub, c.handler())
 	return nil
+}
+
+// handler makes the plan's handler.
+func (c *consumer[T]) handler() message.NoPublishHandlerFunc {
+	switch p := c.p; {
+	case p.together != nil:
+		return c.m.HandleBatch(p.together)
+	case p.produce != nil:
+		return c.m.HandleOutputs(p.to, p.produce)
+	case p.handle != nil:
+		return c.m.Handle(p.handle)
+	default:
+		return c.m.Handle(c.e.apply)
+	}
 }
 
 // stop ends a consumer in order and waits for it: intake, handlers, router, relay, database handle. Stopping twice is nil.

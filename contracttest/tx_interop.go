@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -77,31 +78,69 @@ func guests() []guest {
 	}
 }
 
-// poisonTopic counts what it is given.
-type poisonTopic struct{ got atomic.Int64 }
+// sink is a publisher that takes everything and counts it by payload.
+type sink struct {
+	mu  sync.Mutex
+	got map[string]int
+}
 
 // Publish counts.
-func (p *poisonTopic) Publish(_ string, msgs ...*message.Message) error {
-	p.got.Add(int64(len(msgs)))
+func (s *sink) Publish(_ string, msgs ...*message.Message) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.got == nil {
+		s.got = map[string]int{}
+	}
+	for _, msg := range msgs {
+		s.got[string(msg.Payload)]++
+	}
 	return nil
 }
 
 // Close does nothing.
-func (*poisonTopic) Close() error { return nil }
+func (*sink) Close() error { return nil }
+
+// count is how many messages came.
+func (s *sink) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+	for _, times := range s.got {
+		n += times
+	}
+	return n
+}
+
+// holds fails unless there is one output of each of those messages, and nothing else.
+func (s *sink) holds(ids []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range ids {
+		if n := s.got[outputOf(id)]; n != 1 {
+			return fmt.Errorf("%d outputs of %q were sent, want 1", n, id)
+		}
+	}
+	if len(s.got) != len(ids) {
+		return fmt.Errorf("outputs %v of %d messages", s.got, len(ids))
+	}
+	return nil
+}
+
+func outputOf(id string) string { return "output of " + id }
 
 // visit is one message that passed a guest.
 type visit struct {
 	id         string
 	runs       int
 	deliveries int64 // as the router sees them
-	poison     int64
+	poison     int
 	report     idempotency.Report
 }
 
 // receive puts a guest outside or inside, sends one message whose first attempt ends as the guest's says, waits for its
 // ack and stops the consumer.
 func (e *txEnv[T]) receive(ctx context.Context, g guest, inside bool) (visit, error) {
-	poison := &poisonTopic{}
+	poison := &sink{}
 	mw, err := g.make(poison)
 	if err != nil {
 		return visit{}, err
@@ -137,7 +176,7 @@ func (e *txEnv[T]) receive(ctx context.Context, g guest, inside bool) (visit, er
 	if err := errors.Join(e.send(ctx, v.id), e.ackedTimes(ctx, v.id, 1), e.quiet(ctx), c.stop()); err != nil {
 		return v, err
 	}
-	v.runs, v.deliveries, v.poison, v.report = tried.of(v.id), deliveries.Load(), poison.got.Load(), c.m.Report()
+	v.runs, v.deliveries, v.poison, v.report = tried.of(v.id), deliveries.Load(), poison.count(), c.m.Report()
 	return v, nil
 }
 
@@ -149,7 +188,7 @@ func middlewaresOutside[T any](ctx context.Context, e *txEnv[T]) error {
 		if err != nil {
 			return fmt.Errorf("%s outside: %w", g.name, err)
 		}
-		runs, poison := 2, int64(0)
+		runs, poison := 2, 0
 		if g.gives {
 			runs, poison = 1, 1
 		} else {

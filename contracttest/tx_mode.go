@@ -2,6 +2,7 @@ package contracttest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/penstock-mq/penstock/middleware/idempotency"
+	"github.com/penstock-mq/penstock/middleware/receipts"
 )
 
 // modeClauses are about handlers that do what they must not, and about the weaker guarantees.
@@ -39,12 +41,11 @@ func modeClauses[T any]() []txClause[T] {
 	}
 }
 
-// handlerEnds has the first attempt of every second message end the transaction.
+// handlerEnds has the middle one of a batch end the transaction on its first run, in each way, and then a message alone.
 func handlerEnds[T any](ctx context.Context, e *txEnv[T]) error {
-	ids := e.ids(7)
-	how := map[string]Ending{ids[1]: EndCommit, ids[3]: EndRollback, ids[5]: EndText}
+	how := map[string]Ending{}
 	var tried attempts
-	c, err := e.consume(ctx, plan[T]{handle: func(ctx context.Context, tx T, msg *message.Message) error {
+	c, err := e.crowd(ctx, plan[T]{handle: func(ctx context.Context, tx T, msg *message.Message) error {
 		first := tried.next(msg.UUID) == 1
 		if err := e.apply(ctx, tx, msg); err != nil {
 			return err
@@ -57,18 +58,83 @@ func handlerEnds[T any](ctx context.Context, e *txEnv[T]) error {
 	if err != nil {
 		return err
 	}
-	if err := e.send(ctx, ids...); err != nil {
-		return err
-	}
-	for _, id := range ids {
-		if err := e.ackedTimes(ctx, id, 1); err != nil {
-			return fmt.Errorf("handler ended with %q: %w", how[id], err)
+	var all []string
+	for _, ending := range []Ending{EndCommit, EndRollback, EndText} {
+		for _, n := range []int{batchSize, 1} {
+			ids := e.ids(n)
+			all = append(all, ids...)
+			how[ids[n/2]] = ending
+			if err := e.ended(ctx, c, ids, ending); err != nil {
+				return fmt.Errorf("a handler ended with %q, one of %d: %w", ending, n, err)
+			}
 		}
 	}
 	if n := c.m.Report().Replayed; n > 0 {
 		return fmt.Errorf("%d messages were taken for replays", n)
 	}
-	return e.balance(ctx, tornAccount(2, ids...))
+	want, err := e.nothingLost(ctx, c.with(all...))
+	if err != nil {
+		return err
+	}
+	return e.balance(ctx, want)
+}
+
+// ended makes a batch of which one handler ends the transaction. A rollback proves nothing, and so leaves nothing torn.
+func (e *txEnv[T]) ended(ctx context.Context, c *crowd[T], ids []string, how Ending) error {
+	torn := c.m.Report().Torn
+	place, err := c.gather(ctx, ids...)
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		if err := e.ackedTimes(ctx, id, 1); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(c.ledger.together(place, ids...), e.quiet(ctx)); err != nil {
+		return err
+	}
+	if n := c.m.Report().Torn - torn; how == EndRollback && n > 0 {
+		return fmt.Errorf("%d messages were diverted", n)
+	}
+	_, err = e.nothingLost(ctx, c.with())
+	return err
+}
+
+// nothingLost is the account of messages some of which may have lost the proof of their receipt, because a handler ended
+// their transaction: each of them has taken effect once, with a receipt that proves it, or is a dead letter, and then has
+// taken effect at most once. It fails where one is neither.
+func (e *txEnv[T]) nothingLost(ctx context.Context, ids []string) (account, error) {
+	got, err := e.effects(ctx)
+	if err != nil {
+		return account{}, err
+	}
+	letters, err := e.db.Store.DeadLetters(ctx, 1000)
+	if err != nil {
+		return account{}, fmt.Errorf("reading the dead letters: %w", err)
+	}
+	diverted := map[string]bool{}
+	for _, l := range letters {
+		if l.Kind != receipts.KindTorn {
+			return account{}, fmt.Errorf("a dead letter of kind %s: %s", l.Kind, l.Reason)
+		}
+		diverted[string(l.Key)] = true
+	}
+	for _, id := range ids {
+		if n := got[id]; n > 1 || n == 0 && !diverted[id] {
+			return account{}, fmt.Errorf("the effect of %q was applied %d times (diverted: %t)", id, n, diverted[id])
+		}
+	}
+	want := account{effects: got, receipts: noReceipts, torn: len(diverted), dead: map[receipts.DeadLetterKind]int{}}
+	for id := range got {
+		if !diverted[id] {
+			want.receipts = max(want.receipts, 0) + 1
+		}
+	}
+	if len(diverted) > 0 {
+		want.dead[receipts.KindTorn] = len(diverted)
+	}
+	return want, nil
 }
 
 // atMostOnce kills at every point of the two transactions of that mode.

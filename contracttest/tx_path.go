@@ -163,6 +163,7 @@ func (e *txEnv[T]) twoEventHandlers(c *consumer[T], topic string) error {
 func usedTwice[T any](ctx context.Context, e *txEnv[T]) error {
 	var begun, claimed atomic.Int64
 	c, err := e.consume(ctx, plan[T]{
+		config: idempotency.Config{BatchSize: 1}, // else messages may share a transaction
 		wrap: func(s receipts.Store[T]) receipts.Store[T] {
 			return countingStore[T]{Store: s, begun: &begun, claimed: &claimed}
 		},

@@ -19,6 +19,7 @@ const (
 	atBegun        point = "begun"
 	atClaimed      point = "claimed"
 	atEnded        point = "ended inside the handler"
+	atKept         point = "between two messages"
 	atBeforeCommit point = "before commit"
 	atAfterCommit  point = "after commit"
 	atBeforeAck    point = "before ack"
@@ -78,6 +79,13 @@ func (t mortalTx[T]) Claim(ctx context.Context, claims []receipts.Claim) ([]rece
 	results, err := t.Tx.Claim(ctx, claims)
 	t.p.reach(atClaimed)
 	return results, err
+}
+
+// Keep ends a message's part and passes a point.
+func (t mortalTx[T]) Keep(ctx context.Context) error {
+	err := t.Tx.Keep(ctx)
+	t.p.reach(atKept)
+	return err
 }
 
 // Commit passes a point, commits and passes another.

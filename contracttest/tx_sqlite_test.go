@@ -5,9 +5,13 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"net/url"
 	"path/filepath"
+	"runtime"
 	"sync"
+	"syscall"
+	"time"
 
 	_ "modernc.org/sqlite"
 
@@ -40,6 +44,9 @@ func sqliteHarness(name, driver string, dsn sqliteDSN) contracttest.StoreHarness
 	path := func(dir string) string { return dsn(filepath.Join(dir, "app.db")) }
 	return contracttest.StoreHarness[*sql.Tx]{
 		Name: name,
+		Waive: map[string]string{
+			"T16": "what a handler writes after an error that ended the transaction is committed on its own",
+		},
 		Open: func(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], error) {
 			db, err := sql.Open(driver, path(dir))
 			if err != nil {
@@ -53,7 +60,20 @@ func sqliteHarness(name, driver string, dsn sqliteDSN) contracttest.StoreHarness
 				ON CONFLICT (name) DO UPDATE SET n = n + excluded.n`, counter, by)
 			return err
 		},
-		End: endSQL,
+		Read: func(ctx context.Context, tx *sql.Tx, counter string) (n int64, err error) {
+			err = tx.QueryRowContext(ctx, `SELECT n FROM counters WHERE name = ?`, counter).Scan(&n)
+			if errors.Is(err, sql.ErrNoRows) {
+				err = nil
+			}
+			return n, err
+		},
+		End:     endSQL,
+		Violate: execute("INSERT INTO counters (name, n) VALUES ('violated', NULL)"),
+		Errors: map[string]func(ctx context.Context, tx *sql.Tx) error{
+			"constraint that rolls back": execute("INSERT OR ROLLBACK INTO counters (name, n) VALUES ('violated', NULL)"),
+			"interrupted write":          interrupted,
+			"disk full":                  diskFull,
+		},
 		OpenFaulty: func(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], contracttest.DatabaseFaults, error) {
 			c, err := lossydb.Wrap(driver, path(dir))
 			if err != nil {
@@ -118,6 +138,47 @@ func endSQL(ctx context.Context, tx *sql.Tx, how contracttest.Ending) error {
 		_, err := tx.ExecContext(ctx, "COMMIT")
 		return err
 	}
+}
+
+func execute(statement string) func(ctx context.Context, tx *sql.Tx) error {
+	return func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, statement)
+		return err
+	}
+}
+
+// interrupted has a write cut off in the middle by a context of its own. The time is real also in a bubble, where none
+// passes while a statement runs.
+func interrupted(ctx context.Context, tx *sql.Tx) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		defer cancel()
+		for end := realTime() + 50*time.Millisecond; realTime() < end; {
+			runtime.Gosched()
+		}
+	}()
+	_, err := tx.ExecContext(ctx, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 100000000)
+		INSERT INTO counters (name, n) SELECT 'n' || i, 0 FROM n`)
+	return err
+}
+
+func realTime() time.Duration {
+	var tv syscall.Timeval
+	if err := syscall.Gettimeofday(&tv); err != nil {
+		return math.MaxInt64
+	}
+	return time.Duration(tv.Nano())
+}
+
+// diskFull has a write meet a database that may not grow, and lets it grow again.
+func diskFull(ctx context.Context, tx *sql.Tx) error {
+	if _, err := tx.ExecContext(ctx, "PRAGMA max_page_count = 1"); err != nil {
+		return err
+	}
+	_, full := tx.ExecContext(ctx, "INSERT INTO counters (name, n, padding) VALUES ('full', 0, zeroblob(1000000))")
+	_, err := tx.ExecContext(ctx, "PRAGMA max_page_count = 1000000")
+	return errors.Join(full, err)
 }
 
 // fullError gives the driver's own error for a full disk.

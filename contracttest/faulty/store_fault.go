@@ -36,6 +36,15 @@ func StoreFaults[T any]() []StoreFault[T] {
 		{"sent-mark-forgotten", "outputs are sent again for ever", SentMarkForgotten[T]},
 		{"outage-unseen", "an outage is charged to the messages that meet it", OutageUnseen[T]},
 		{"outputs-forgotten", "outputs of a lost publish are gone", OutputsForgotten[T]},
+		{"undo-keeps", "half of a failed attempt stays, and the next one does it again", UndoKeeps[T]},
+		{"undo-takes-neighbours", "a message is lost because another one of its batch failed", UndoTakesNeighbours[T]},
+		{"keep-commits", "a batch is committed up to the message that failed, with the receipt of that one", KeepCommits[T]},
+		{"unclaim-forgotten", "a message that failed counts as handled", UnclaimForgotten[T]},
+		{"unclaim-takes-neighbours", "a message is applied again because another one of its batch failed", UnclaimTakesNeighbours[T]},
+		{"many-held-as-fresh", "duplicates are applied again when several come at once", ManyHeldAsFresh[T]},
+		{"answers-out-of-order", "a new message is taken for its neighbour, which was a duplicate", AnswersOutOfOrder[T]},
+		{"claim-wait-ignored", "one message that is being handled elsewhere stops all others", ClaimWaitIgnored[T]},
+		{"contention-unseen", "messages are charged for being handled at the same time", ContentionUnseen[T]},
 	}
 }
 

@@ -45,6 +45,23 @@ func (t *Tx) Add(counter string, by int64) error {
 	})
 }
 
+// Get reads a counter and locks it, as SELECT … FOR UPDATE does: what it gave stays true until the transaction changes it or
+// ends. It waits, and fails, as Add does.
+func (t *Tx) Get(counter string) (n int64, err error) {
+	err = t.write(context.Background(), func() error {
+		p := &patience{ctx: context.Background(), limit: t.db.opts.LockWait}
+		if err := t.db.acquire(t, row{table: counters, a: counter}, p); err != nil {
+			return err
+		}
+		n = t.db.counters[counter] + t.all.counters[counter]
+		if t.part != nil {
+			n += t.part.counters[counter]
+		}
+		return nil
+	})
+	return n, err
+}
+
 // Commit commits what was written so far. A handler must not: it is here so that tests can show what happens if one does.
 func (t *Tx) Commit() error {
 	t.db.mu.Lock()

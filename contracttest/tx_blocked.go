@@ -1,0 +1,134 @@
+package contracttest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/penstock-mq/penstock/middleware/idempotency"
+	"github.com/penstock-mq/penstock/middleware/receipts"
+)
+
+// capabilityLanes is the tag of stores with which several transactions make sense at a time.
+const capabilityLanes = "lanes"
+
+// blockedClauses are about a claim that waits for another transaction.
+func blockedClauses[T any]() []txClause[T] {
+	return []txClause[T]{{
+		Clause: Clause{
+			ID: "T29", Name: "one duplicate held open elsewhere", Capability: capabilityLanes,
+			Text: "one duplicate held open elsewhere for 5 s: the other 255 of the batch are acked within 1 s",
+		},
+		check: heldElsewhere[T],
+	}}
+}
+
+// The numbers of T29.
+const (
+	heldBatch  = 256
+	heldFor    = 5 * time.Second
+	heldOthers = time.Second
+)
+
+// lanesLack tells why a clause about several lanes cannot run; empty: it can.
+func lanesLack[T any](ctx context.Context, store receipts.Store[T]) (string, error) {
+	info, err := store.Check(ctx)
+	if err != nil {
+		return "", fmt.Errorf("checking the store: %w", err)
+	}
+	if info.Lanes <= 1 {
+		return "capability " + capabilityLanes + " is not declared: the store has a single writer", nil
+	}
+	return "", nil
+}
+
+// heldElsewhere has another transaction, beside the consumer, claim one of a batch and stay open.
+func heldElsewhere[T any](ctx context.Context, e *txEnv[T]) error {
+	same := func(*message.Message) []byte { return []byte("all the same") }
+	c, err := e.crowd(ctx, plan[T]{window: heldBatch + 1, config: idempotency.Config{BatchSize: heldBatch, Fingerprint: same}})
+	if err != nil {
+		return err
+	}
+	first := e.ids(1)
+	if _, err := c.gather(ctx, first...); err != nil {
+		return err
+	}
+	if err := e.ackedTimes(ctx, first[0], 1); err != nil {
+		return err
+	}
+	ids := e.ids(heldBatch)
+	held, others := ids[heldBatch/2], append(ids[:heldBatch/2:heldBatch/2], ids[heldBatch/2+1:]...)
+	other, err := e.claimAs(ctx, c.ledger, first[0], held)
+	if err != nil {
+		return err
+	}
+	if err := e.passesBy(ctx, c, ids, held, others); err != nil {
+		return errors.Join(err, other.Rollback(ctx))
+	}
+	if err := other.Commit(ctx); err != nil {
+		return fmt.Errorf("committing the other transaction: %w", err)
+	}
+	if err := e.ackedTimes(ctx, held, 1); err != nil {
+		return err
+	}
+	if r := c.m.Report(); r.Failed > 0 {
+		return fmt.Errorf("%d attempts were charged", r.Failed)
+	}
+	return e.balance(ctx, once(c.with(append(ids, first...)...)...))
+}
+
+// claimAs claims an identity in a transaction of its own, as the middleware has claimed another one, applies its effect and
+// leaves the transaction open.
+func (e *txEnv[T]) claimAs(ctx context.Context, l *ledger, like, id string) (receipts.Tx[T], error) {
+	claim, ok := l.claim(like)
+	if !ok {
+		return nil, fmt.Errorf("%q was never claimed", like)
+	}
+	tx, err := e.db.Store.Begin(ctx, receipts.TxOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("beginning the other transaction: %w", err)
+	}
+	claim.Key, claim.At = []byte(id), time.Now()
+	got, err := tx.Claim(ctx, []receipts.Claim{claim})
+	if err == nil && (len(got) != 1 || got[0].Status != receipts.ClaimFresh) {
+		err = fmt.Errorf("the other transaction's claim was answered with %v", got)
+	}
+	if err == nil {
+		err = e.s.Apply(ctx, tx.Raw(), id, 1)
+	}
+	if err != nil {
+		return nil, errors.Join(err, tx.Rollback(ctx))
+	}
+	return tx, nil
+}
+
+// passesBy makes the batch, and returns when the claim was held for as long as it has to be.
+func (e *txEnv[T]) passesBy(ctx context.Context, c *crowd[T], ids []string, held string, others []string) error {
+	place, err := c.gather(ctx, ids...)
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	for _, id := range others {
+		if err := e.ackedTimes(ctx, id, 1); err != nil {
+			return err
+		}
+	}
+	took := time.Since(start)
+	if err := c.ledger.together(place, ids...); err != nil {
+		return err
+	}
+	if took > heldOthers {
+		return fmt.Errorf("the others were acked after %v, want at most %v", took, heldOthers)
+	}
+	if err := pause(ctx, heldFor-time.Since(start)); err != nil {
+		return err
+	}
+	if e.w.ackCount(held) > 0 {
+		return errors.New("the one that is held was acked, though nothing of it is committed")
+	}
+	return nil
+}
