@@ -147,7 +147,7 @@ func (t busyTx[T]) AddOutputs(ctx context.Context, outputs []receipts.Output) ([
 // Commit commits, unless somebody is in the way: then nothing is.
 func (t busyTx[T]) Commit(ctx context.Context) error {
 	if err := t.b.met(stepCommit); err != nil {
-		return errors.Join(err, t.Tx.Rollback(ctx))
+		return errors.Join(err, t.Rollback(ctx))
 	}
 	return t.Tx.Commit(ctx)
 }

@@ -73,7 +73,7 @@ type undoesAll[T any] struct{ again[T] }
 
 // Undo rolls everything back and claims again.
 func (t *undoesAll[T]) Undo(ctx context.Context) error {
-	if err := t.replace(ctx, t.under.Rollback); err != nil || len(t.fresh) == 0 {
+	if err := t.replace(ctx, t.Rollback); err != nil || len(t.fresh) == 0 {
 		return err
 	}
 	_, err := t.under.Claim(ctx, t.fresh)
@@ -100,7 +100,7 @@ func (t *keepCommits[T]) Keep(ctx context.Context) error {
 	if err := t.under.Keep(ctx); err != nil {
 		return err
 	}
-	return t.replace(ctx, t.under.Commit)
+	return t.replace(ctx, t.Commit)
 }
 
 // UnclaimForgotten plants: the receipt of a message that failed is committed with those of the others.

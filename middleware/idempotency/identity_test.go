@@ -50,7 +50,7 @@ func TestKeys(t *testing.T) {
 			msg := message.NewMessage(tt.uuid, nil)
 			msg.Metadata = tt.metadata
 			key, refused := keyOf(msg, tt.field)
-			if refused != tt.refused || (refused == "" && string(key) != tt.want) {
+			if refused != tt.refused || (refused == "" && key != tt.want) {
 				t.Errorf("got %q, %q, want %q, %q", key, refused, tt.want, tt.refused)
 			}
 		})
@@ -65,7 +65,7 @@ func TestKeysOfDifferentKindsDiffer(t *testing.T) {
 		if refused != "" {
 			t.Fatalf("refused: %s", refused)
 		}
-		return string(k)
+		return k
 	}
 	pair := key("", message.Metadata{"ce_source": "ab", "ce_id": "c"})
 	seen := map[string]string{}

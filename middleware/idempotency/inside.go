@@ -129,11 +129,11 @@ func (in *inside[T]) stop(p *pending[T]) bool {
 }
 
 // outcomeFor tells what the outcome of an identity's first copy is for another one; again: nothing, it has to ask for itself.
-func (p *pending[T]) outcomeFor(copy *pending[T], v verdict) verdict {
+func (p *pending[T]) outcomeFor(other *pending[T], v verdict) verdict {
 	switch {
 	case v.kind == kindFailed:
 		return returnedAndHeld(fmt.Errorf("another delivery of the same message failed: %w", v.err))
-	case v.kind == kindDone && v.applied && bytes.Equal(p.fingerprint, copy.fingerprint):
+	case v.kind == kindDone && v.applied && bytes.Equal(p.fingerprint, other.fingerprint):
 		return verdict{kind: kindDone}
 	default:
 		return again(0, nil)

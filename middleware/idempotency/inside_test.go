@@ -72,8 +72,10 @@ func TestCopiesOfAFirstThat(t *testing.T) {
 			s.onCommit = func(n int) commitFault { return commitFault{lost: n == 1, apply: true} }
 			s.onResolve = func(int) error { return errSQL }
 		}, nil, 0, "returned", "done", 1, 1},
-		{"meets contention for too long", func(c *Config, _ *fakeStore) { c.ContentionRetries = 1 },
-			func(*message.Message) error { return errBusy }, 2, "returned", "done", 3, 1},
+		{
+			"meets contention for too long", func(c *Config, _ *fakeStore) { c.ContentionRetries = 1 },
+			func(*message.Message) error { return errBusy }, 2, "returned", "done", 3, 1,
+		},
 		{"fails at most once", func(c *Config, _ *fakeStore) { c.Guarantee = AtMostOnce }, fails, 1, "failed", "returned", 1, 0},
 	}
 	for _, tt := range tests {

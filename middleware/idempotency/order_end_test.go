@@ -520,7 +520,7 @@ func TestTheNextConsumerFindsTheOrder(t *testing.T) {
 		e.fail(a2)
 		e.fail(out[0])
 		e.pass(out[1])
-		for range e.out { //nolint:revive // it closes
+		for range e.out {
 		}
 		next, err := sdk.NewSubscriber(e.driver, sdk.SubscriberConfig{Group: "billing"})
 		if err != nil {

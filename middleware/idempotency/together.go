@@ -31,7 +31,7 @@ func (b *batch[T]) runTogether(run []*pending[T]) bool {
 	ctx, own, cancel := b.contextOf(run)
 	defer cancel()
 	began := time.Now()
-	err, over := call.run(ctx)
+	over, err := call.run(ctx)
 	b.took, b.ran = time.Since(began), len(run)
 	own.end()
 	for _, p := range run {
@@ -91,7 +91,7 @@ type batchCall[T any] struct {
 }
 
 // run calls the handler and returns its error, or what it did instead of returning one. over: the context ended before.
-func (c *batchCall[T]) run(ctx context.Context) (err error, over bool) {
+func (c *batchCall[T]) run(ctx context.Context) (over bool, err error) {
 	answer := make(chan error, 1)
 	go func() {
 		err := errTogether
@@ -105,9 +105,9 @@ func (c *batchCall[T]) run(ctx context.Context) (err error, over bool) {
 	}()
 	select {
 	case err := <-answer:
-		return err, false
+		return false, err
 	case <-ctx.Done():
-		return nil, true
+		return true, nil
 	}
 }
 

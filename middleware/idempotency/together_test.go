@@ -85,8 +85,10 @@ func TestHandleBatchFindsTheCulprit(t *testing.T) {
 		"exits":       {func(context.Context, *message.Message) error { runtime.Goexit(); return nil }, "exited"},
 		"nacks":       {func(_ context.Context, bad *message.Message) error { bad.Nack(); return nil }, "failed"},
 		"is given up": {func(context.Context, *message.Message) error { return Permanent(errHandler) }, "done"},
-		"stands still": {func(context.Context, *message.Message) error { time.Sleep(time.Minute); return nil },
-			"failed"},
+		"stands still": {
+			func(context.Context, *message.Message) error { time.Sleep(time.Minute); return nil },
+			"failed",
+		},
 		"listens to its budget": {func(ctx context.Context, _ *message.Message) error { <-ctx.Done(); return ctx.Err() }, "failed"},
 	}
 	for name, tt := range tests {
@@ -129,7 +131,7 @@ func TestHandleBatchPanicsWithItsValue(t *testing.T) {
 		}}
 		c := e.share(e.batching(b), messages("a b c")...)
 		c.wantEndings("b:panicked")
-		if c.of("b").panicked != error(errHandler) {
+		if !errors.Is(error(errHandler), c.of("b").panicked) {
 			e.Errorf("panicked with %v", c.of("b").panicked)
 		}
 	})
