@@ -55,7 +55,7 @@ func TestContextsEnd(t *testing.T) {
 					ctx := p.make(parent)
 					defer ctx.stop()
 					var child context.Context
-					derive := func() (end context.CancelFunc) { child, end := context.WithCancel(ctx); return end }
+					derive := func() (end context.CancelFunc) { child, end = context.WithCancel(ctx); return end } //nolint:fatcontext // one level only
 					switch when {
 					case "somebody waits":
 						defer derive()()

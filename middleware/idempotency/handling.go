@@ -23,6 +23,9 @@ type handling struct {
 	unhook func() bool // where it is not watched, and somebody asked
 }
 
+// carry sets what it ends with and what it carries, before anybody has it.
+func (h *handling) carry(ctx context.Context, c *carrier) { h.Context, h.carrier = ctx, c }
+
 // Deadline implements context.Context.
 func (h *handling) Deadline() (time.Time, bool) { return h.deadline, true }
 

@@ -20,7 +20,7 @@ func (m *Middleware[T]) foresee(p *pending[T]) *sight {
 	s.shadow.Payload = bytes.Clone(p.msg.Payload)
 	s.carrier.owner, s.carrier.store, s.carrier.parent = m, m.store, carrierIn(p.ctx)
 	s.carrier.scope, s.carrier.key, s.carrier.route = p.scope, p.key, p.route
-	s.ctx.Context, s.ctx.carrier := p.ctx, &s.carrier
+	s.ctx.carry(p.ctx, &s.carrier)
 	s.shadow.SetContext(&s.ctx)
 	return s
 }
