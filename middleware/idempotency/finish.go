@@ -135,11 +135,24 @@ func (b *batch[T]) leave(front []*pending[T], lines []string) {
 	for _, p := range front {
 		delete(q.busy, p.line)
 	}
+	front = slices.DeleteFunc(front, b.wentAway)
 	if len(front) > 0 {
 		q.pending = append(front, q.pending...)
 	}
 	l.list(q)
 	l.staff()
+}
+
+// wentAway lets a message go whose context has ended while the transaction had it: it does not wait for another lane only
+// to be told so.
+func (b *batch[T]) wentAway(p *pending[T]) bool {
+	if p == b.self || p.ctx.Err() == nil {
+		return false
+	}
+	p.v = returned(p.ctx.Err())
+	b.m.inside.stumbled(p)
+	p.wake <- struct{}{}
+	return true
 }
 
 // inOrder puts a batch's messages into the order in which they run: those of one order key as they arrived; across keys by
