@@ -26,6 +26,7 @@ type feed struct {
 // fed is a message of a feed.
 type fed struct {
 	*message.Message
+	ctx  context.Context
 	lose context.CancelCauseFunc
 }
 
@@ -49,7 +50,7 @@ func (f *feed) put(uuids ...string) []fed {
 		msg.Metadata.Set("key", orderKeyOf(uuid))
 		ctx, cancel := context.WithCancelCause(context.WithValue(context.Background(), feedKey{}, uuid))
 		msg.SetContext(&routed{Context: ctx, handler: "charge", topic: "orders"})
-		put[i] = fed{msg, cancel}
+		put[i] = fed{msg, ctx, cancel}
 		go f.watch(put[i])
 		f.ch <- msg
 	}
@@ -71,7 +72,7 @@ func (f *feed) watch(m fed) {
 	case <-m.Acked():
 	case <-m.Nacked():
 		sign = "-"
-	case <-m.Context().Done():
+	case <-m.ctx.Done():
 		return
 	}
 	f.mu.Lock()

@@ -49,7 +49,7 @@ type place struct {
 
 // inPlace tells whether a message is where later ones of its key may follow it.
 func (p *place) inPlace() bool {
-	return p.state == placeOut && p.ticket.reachedQueue && !p.ticket.returned
+	return p.state == placeOut && p.ticket.reachedQueue > 0 && !p.ticket.returned
 }
 
 // missesEarlier tells whether an earlier message of the line is not in its place.
@@ -60,8 +60,12 @@ func (p *place) missesEarlier() bool {
 	if !p.line.shaken {
 		return false
 	}
+	since := p.ticket.reachedQueue
+	if p.ticket.returned {
+		since = 0
+	}
 	for e := p.prev; e != nil; e = e.prev {
-		if !e.inPlace() {
+		if !e.inPlace() || since > 0 && !e.ticket.durable && e.ticket.reachedQueue > since {
 			return true
 		}
 	}
@@ -229,6 +233,7 @@ func (l *line) advance() {
 // search is advance where something went wrong: it looks at every message from the first one on. What failed goes alone, and
 // the others follow when it has passed: they would only come back with it.
 func (l *line) search() {
+	steady, last := true, uint64(0)
 	for p := l.first; p != nil; {
 		next := p.next
 		switch p.state {
@@ -236,11 +241,13 @@ func (l *line) search() {
 			if p.failing || !p.inPlace() {
 				return
 			}
+			steady = steady && p.ticket.reachedQueue > last
+			last = max(last, p.ticket.reachedQueue)
 		case placeWaiting:
 			if l.wait(p) {
 				return
 			}
-			l.next, l.shaken = p, l.failing > 0 || l.outAfter(p)
+			l.next, l.shaken = p, !steady || l.failing > 0 || l.outAfter(p)
 			l.sub.offer(p)
 			return
 		case placeLost:
@@ -253,7 +260,7 @@ func (l *line) search() {
 		}
 		p = next
 	}
-	l.next, l.shaken = nil, false
+	l.next, l.shaken = nil, !steady
 }
 
 // outAfter tells whether a message behind p is still out.

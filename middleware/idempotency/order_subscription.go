@@ -39,8 +39,9 @@ type orderedSubscription struct {
 	held     int // messages of failing lines
 	lost     int // messages that are waited for
 	still    time.Time
-	inClosed bool // the subscriber's channel is closed
-	stopping bool // nothing more is handed out
+	reached  uint64 // counts those that took their place in a queue
+	inClosed bool   // the subscriber's channel is closed
+	stopping bool   // nothing more is handed out
 }
 
 // unknownWindow is what is taken for the window where nobody knows it.
@@ -124,7 +125,7 @@ func (s *orderedSubscription) look() stance {
 	}
 	st.ended = s.stopping || s.inClosed && s.waiting == 0
 	stands := s.standsStill()
-	if !s.inClosed && st.offer == nil && !stands && s.waiting < s.window {
+	if !s.inClosed && st.offer == nil && !stands && s.waiting < s.window+s.lost {
 		st.in = s.in
 	}
 	tell := s.noteStill(stands)

@@ -333,6 +333,40 @@ func TestARetryInPlaceKeepsItsPlace(t *testing.T) {
 	})
 }
 
+// One that took its place again stands behind the others in the queue: those that belong after it have to leave.
+func TestARetryInPlaceDisplacesWhatIsQueued(t *testing.T) {
+	ordered(t, nil, func(o *orderEnv) {
+		o.put("a1", "a2", "a3")
+		a1 := o.wantOne("a1")
+		o.reach(a1)
+		a2 := o.wantOne("a2")
+		o.reach(a2)
+		a3 := o.wantOne("a3")
+		o.reach(a3)
+		t1, t2, t3 := o.ticket(a1), o.ticket(a2), o.ticket(a3)
+		t1.stumbled()
+		t1.reached()
+		if !t2.behind() {
+			t.Fatal("a2 may run before a1, which is behind it in the queue")
+		}
+		t2.stumbled()
+		t1.passed()
+		a1.Ack()
+		synctest.Wait()
+		t2.reached()
+		if t2.behind() || !t3.behind() {
+			t.Fatalf("a2 behind: %v, a3, which is before it in the queue: %v", t2.behind(), t3.behind())
+		}
+		t2.passed()
+		if t3.behind() {
+			t.Fatal("a3 is behind a message that is durable")
+		}
+		t3.passed()
+		a3.Ack()
+		a2.Ack()
+	})
+}
+
 // While one retries in place nothing more of its key is handed out.
 func TestNothingFollowsAMessageThatStumbled(t *testing.T) {
 	ordered(t, nil, func(o *orderEnv) {

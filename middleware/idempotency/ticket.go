@@ -33,7 +33,8 @@ type ticket struct {
 	cancel context.CancelCauseFunc
 
 	// Guarded by the subscription's mutex.
-	reachedQueue bool          // it has, or had, its place in the queue
+	reachedQueue uint64        // when it took its place in the queue; 0: not yet
+	durable      bool          // it passed
 	returned     bool          // it goes back
 	innocent     bool          // because of an earlier one
 	asked        time.Duration // the delay asked for; 0: none
@@ -88,12 +89,13 @@ func (t *ticket) reached() {
 	if !t.isOut() {
 		return
 	}
-	t.reachedQueue, t.returned, t.innocent = true, false, false
+	s.reached++
+	t.reachedQueue, t.returned, t.innocent = s.reached, false, false
 	t.place.line.advance()
 }
 
 // behind tells whether an earlier delivery of the key is not in its place: it failed and has not passed since, or is on its
-// way again. Then this one has to go back, uncharged.
+// way again, or took its place again only after this one. Then this one has to go back, uncharged.
 func (t *ticket) behind() bool {
 	if t == nil {
 		return false
@@ -139,7 +141,11 @@ func (t *ticket) passed() {
 	if !t.isOut() {
 		return
 	}
-	t.reachedQueue, t.returned, t.innocent = true, false, false
+	if t.reachedQueue == 0 {
+		s.reached++
+		t.reachedQueue = s.reached
+	}
+	t.durable, t.returned, t.innocent = true, false, false
 	t.place.recover()
 	t.place.line.advance()
 }
