@@ -1,9 +1,11 @@
 package idempotency
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -212,20 +214,87 @@ func (p *poisonBox) all() map[string]bool {
 	return out
 }
 
-// T24, as far as the decorator goes, with a stand-in for the middleware's inside.
+// T24, as far as the decorator goes: with a stand-in for the middleware's inside, and with the middleware.
 func TestOrderUnderOuterMiddlewares(t *testing.T) {
 	for name := range outerMiddlewares(&poisonBox{}) {
 		for _, broker := range []string{"GoChannel", "GoChannel, blocking", "memory", "memory, small window"} {
-			t.Run(name+", "+broker, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					underOuterMiddlewares(t, name, broker)
+			for inside, made := range insides() {
+				t.Run(name+", "+broker+", "+inside, func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						underOuterMiddlewares(t, name, broker, made)
+					})
 				})
-			})
+			}
 		}
 	}
 }
 
-func underOuterMiddlewares(t *testing.T, name, broker string) {
+// inner makes the handler that a router calls. All that one makes write into the same runs.
+type inner func(m *Middleware[*fakeTx], handle func(*message.Message) error) message.NoPublishHandlerFunc
+
+func insides() map[string]func() (inner, *runs) {
+	return map[string]func() (inner, *runs){
+		"a stand-in": func() (inner, *runs) {
+			r := newRuns()
+			return func(m *Middleware[*fakeTx], handle func(*message.Message) error) message.NoPublishHandlerFunc {
+				return r.count(newStandIn(m, func(msg *message.Message) error {
+					r.ran(msg.UUID)
+					return handle(msg)
+				}).handler)
+			}, r
+		},
+		"the middleware": func() (inner, *runs) {
+			r := newRuns()
+			return func(m *Middleware[*fakeTx], handle func(*message.Message) error) message.NoPublishHandlerFunc {
+				return r.count(m.Handle(func(_ context.Context, tx *fakeTx, msg *message.Message) error {
+					r.ran(msg.UUID)
+					tx.add(msg.UUID, 1)
+					return handle(msg)
+				}))
+			}, r
+		},
+	}
+}
+
+// runs knows in which order handlers ran for the last time: a run that was rolled back does not count.
+type runs struct {
+	mu   sync.Mutex
+	n    int
+	last map[string]int
+	done map[string]bool
+}
+
+func newRuns() *runs { return &runs{last: map[string]int{}, done: map[string]bool{}} }
+
+func (r *runs) ran(uuid string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.n++
+	r.last[uuid] = r.n
+}
+
+// count notes what was handled with success.
+func (r *runs) count(h message.NoPublishHandlerFunc) message.NoPublishHandlerFunc {
+	return func(msg *message.Message) error {
+		err := h(msg)
+		if err == nil {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.done[msg.UUID] = true
+		}
+		return err
+	}
+}
+
+func (r *runs) handled() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	uuids := slices.Collect(maps.Keys(r.done))
+	slices.SortFunc(uuids, func(a, b string) int { return cmp.Compare(r.last[a], r.last[b]) })
+	return uuids
+}
+
+func underOuterMiddlewares(t *testing.T, name, broker string, made func() (inner, *runs)) {
 	uuids := keyedUUIDs(100)
 	if name == "CircuitBreaker" { // nobody slows down what a foreign broker hands out again without a key
 		uuids = slices.DeleteFunc(uuids, func(uuid string) bool { return orderKeyOf(uuid) == "" })
@@ -240,11 +309,11 @@ func underOuterMiddlewares(t *testing.T, name, broker string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := newStandIn(e.m, newUnreliable(7, 0.2).handle)
+	inside, c := made()
 	s := &seen{}
 	router.AddSubscriberDecorators(s.decorate, e.m.Ordered)
 	router.AddMiddleware(outerMiddlewares(box)[name]()...)
-	router.AddConsumerHandler("charge", "orders", sub, c.handler)
+	router.AddConsumerHandler("charge", "orders", sub, inside(e.m, newUnreliable(7, 0.2).handle))
 	ctx, cancel := context.WithCancel(context.Background())
 	ran := make(chan error, 1)
 	go func() { ran <- sdk.Run(ctx, router, source...) }()
@@ -319,18 +388,20 @@ func send(t *testing.T, driver sdk.Driver, uuids []string) {
 // long as handlers run, so virtual time would stand still under it.
 func TestOrderThroughRestarts(t *testing.T) {
 	byRun := func(_ *message.Router, cancel context.CancelFunc) { cancel() }
-	for seed := range uint64(10) {
-		t.Run(fmt.Sprint("sdk.Run, seed ", seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { throughRestarts(t, seed, byRun) })
-		})
-	}
 	byRouter := func(router *message.Router, _ context.CancelFunc) { _ = router.Close() }
-	for seed := range uint64(2) {
-		t.Run(fmt.Sprint("Router.Close, seed ", seed), func(t *testing.T) { throughRestarts(t, seed, byRouter) })
+	for inside, made := range insides() {
+		for seed := range uint64(10) {
+			t.Run(fmt.Sprint(inside, ", sdk.Run, seed ", seed), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { throughRestarts(t, seed, byRun, made) })
+			})
+		}
+		for seed := range uint64(2) {
+			t.Run(fmt.Sprint(inside, ", Router.Close, seed ", seed), func(t *testing.T) { throughRestarts(t, seed, byRouter, made) })
+		}
 	}
 }
 
-func throughRestarts(t *testing.T, seed uint64, end func(*message.Router, context.CancelFunc)) {
+func throughRestarts(t *testing.T, seed uint64, end func(*message.Router, context.CancelFunc), made func() (inner, *runs)) {
 	driver, err := memory.NewNetwork(memory.Options{}).Driver("test")
 	if err != nil {
 		t.Fatal(err)
@@ -342,25 +413,28 @@ func throughRestarts(t *testing.T, seed uint64, end func(*message.Router, contex
 	}
 	sent := make(chan struct{})
 	go func() { defer close(sent); send(t, driver, uuids) }()
-	handler := newUnreliable(seed, 0.3)
-	var handled []string
-	for life := 0; len(handled) < len(uuids); life++ {
+	handler, store := newUnreliable(seed, 0.3), newFakeStore()
+	inside, c := made()
+	for life := 0; len(c.handled()) < len(uuids); life++ {
 		if life > 200 {
-			t.Fatalf("after %d lives %d of %d are handled", life, len(handled), len(uuids))
+			t.Fatalf("after %d lives %d of %d are handled", life, len(c.handled()), len(uuids))
 		}
-		handled = append(handled, oneLife(t, driver, handler, end)...)
+		cfg := Config{Consumer: "billing"}
+		orderByKey(&cfg)
+		cfg.RetryBackoff = sdk.Backoff{Min: 10 * time.Millisecond, Max: 100 * time.Millisecond}
+		m, err := New(store, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		oneLife(t, driver, m, inside(m, handler.handle), end)
 	}
 	<-sent
-	checkOrder(t, handled, uuids)
+	checkOrder(t, c.handled(), uuids)
 }
 
 // oneLife runs a consumer for a short time.
-func oneLife(t *testing.T, driver sdk.Driver, handler *unreliable, end func(*message.Router, context.CancelFunc)) []string {
+func oneLife(t *testing.T, driver sdk.Driver, m *Middleware[*fakeTx], h message.NoPublishHandlerFunc, end func(*message.Router, context.CancelFunc)) {
 	t.Helper()
-	e := newEnv(t, func(cfg *Config, _ *fakeStore) {
-		orderByKey(cfg)
-		cfg.RetryBackoff = sdk.Backoff{Min: 10 * time.Millisecond, Max: 100 * time.Millisecond}
-	})
 	sub, err := sdk.NewSubscriber(driver, sdk.SubscriberConfig{Group: "billing", MaxInFlight: 20, Backoff: sdk.Backoff{Max: 100 * time.Millisecond}})
 	if err != nil {
 		t.Fatal(err)
@@ -369,10 +443,9 @@ func oneLife(t *testing.T, driver sdk.Driver, handler *unreliable, end func(*mes
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := newStandIn(e.m, handler.handle)
-	router.AddSubscriberDecorators(e.m.Ordered)
+	router.AddSubscriberDecorators(m.Ordered)
 	router.AddMiddleware(limiter(4))
-	router.AddConsumerHandler("charge", "orders", sub, c.handler)
+	router.AddConsumerHandler("charge", "orders", sub, h)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	ran := make(chan error, 1)
@@ -387,5 +460,4 @@ func oneLife(t *testing.T, driver sdk.Driver, handler *unreliable, end func(*mes
 	if d := time.Since(start); d > time.Second {
 		t.Errorf("the end took %v", d)
 	}
-	return c.handled()
 }
