@@ -20,7 +20,7 @@ func numbered(n int) []*message.Message {
 }
 
 // T29: an identity that a transaction of another process keeps claimed keeps nobody but its own message waiting, however
-// many share its batch and wherever in it is.
+// many share its batch and wherever in it that message is.
 func TestBlockedClaimDelaysNobodyElse(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 15, 16, 17, 100, 256} {
 		for _, at := range []int{0, n / 2, n - 1} {

@@ -131,7 +131,7 @@ func TestHandleBatchPanicsWithItsValue(t *testing.T) {
 		}}
 		c := e.share(e.batching(b), messages("a b c")...)
 		c.wantEndings("b:panicked")
-		if !errors.Is(error(errHandler), c.of("b").panicked) {
+		if value, _ := c.of("b").panicked.(error); !errors.Is(value, errHandler) {
 			e.Errorf("panicked with %v", c.of("b").panicked)
 		}
 	})
