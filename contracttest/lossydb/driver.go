@@ -119,6 +119,9 @@ func (n *conn) meet(ctx context.Context, op Op, query string) error {
 
 func (n *conn) Close() error { return n.inner.Close() }
 
+// Raw gives the inner connection, as tracing wrappers do: what a driver can do beyond database/sql is reached that way.
+func (n *conn) Raw() driver.Conn { return n.inner }
+
 // Prepare is never called: there is PrepareContext.
 func (n *conn) Prepare(query string) (driver.Stmt, error) {
 	return n.PrepareContext(context.Background(), query)

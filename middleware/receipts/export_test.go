@@ -59,3 +59,16 @@ func TimedCommit(tx Tx[*sql.Tx], marker bool) (took Timed, err error) {
 	t.giveBack(err)
 	return took, err
 }
+
+// FindHook gives a driver connection's way to set SQLite's commit hook; nil where there is none.
+func FindHook(driverConn any) (set func(veto func() bool), lasting bool) {
+	d := findHookSetter(driverConn)
+	return d.set, d.lasting
+}
+
+// LastingHooks counts the connections whose hook is remembered.
+func (s *SQLite) LastingHooks() int {
+	s.hooks.mu.Lock()
+	defer s.hooks.mu.Unlock()
+	return len(s.hooks.on)
+}

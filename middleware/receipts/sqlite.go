@@ -25,6 +25,11 @@ type SQLiteOptions struct {
 	// AllowUnsafeSync lets Check accept settings under which a committed transaction may be lost when the machine goes
 	// down (synchronous OFF, or NORMAL in WAL mode) or the file may be damaged (journal_mode MEMORY), with a warning.
 	AllowUnsafeSync bool
+
+	// LeaveCommitHook leaves SQLite's commit hook to the application. A connection has one. While a transaction of the store
+	// is open the store keeps it, so that only the store commits, and an application's own is lost, with mattn until the
+	// connection is closed. Without it a handler that ends its transaction is found, but what it committed stays. Check warns.
+	LeaveCommitHook bool
 }
 
 // SQLite is the [Store] on SQLite, for any *sql.DB with a SQLite driver whose transactions begin as writers (in the DSN:
@@ -34,9 +39,11 @@ type SQLite struct {
 	prefix      string
 	codeOf      func(error) (int, bool)
 	allowUnsafe bool
+	leaveHook   bool
 	q           sqliteQueries
 
 	prepared atomic.Pointer[sqlitePrepared]
+	hooks    commitHooks
 }
 
 var _ Store[*sql.Tx] = (*SQLite)(nil)
@@ -61,7 +68,8 @@ func NewSQLite(db *sql.DB, opts SQLiteOptions) (*SQLite, error) {
 		codeOf = codeByShape
 	}
 	return &SQLite{
-		db: db, prefix: prefix, codeOf: codeOf, allowUnsafe: opts.AllowUnsafeSync, q: newSQLiteQueries(prefix),
+		db: db, prefix: prefix, codeOf: codeOf, allowUnsafe: opts.AllowUnsafeSync, leaveHook: opts.LeaveCommitHook,
+		q: newSQLiteQueries(prefix),
 	}, nil
 }
 

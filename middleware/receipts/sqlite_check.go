@@ -3,6 +3,7 @@ package receipts
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"strings"
@@ -24,9 +25,9 @@ const (
 )
 
 // Check verifies that the handle is a SQLite database whose errors show result codes, that a commit on it is durable, that
-// its pool suits it, that its transactions begin as writers, and that the tables are there. It takes the write lock for a
-// moment and writes nothing; where another process holds the lock it tries again until ctx ends, 10 seconds at most where
-// ctx has no deadline.
+// its pool suits it, that its transactions begin as writers, and that the tables are there. It warns where nothing keeps a
+// handler from committing. It takes the write lock for a moment and writes nothing; where another process holds the lock it
+// tries again until ctx ends, 10 seconds at most where ctx has no deadline.
 func (s *SQLite) Check(ctx context.Context) (Info, error) {
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
@@ -42,6 +43,7 @@ func (s *SQLite) Check(ctx context.Context) (Info, error) {
 }
 
 func (s *SQLite) check(ctx context.Context, info *Info) error {
+	var guarded bool
 	err := s.read(ctx, func(conn *sql.Conn) error {
 		if err := s.checkVersion(ctx, conn); err != nil {
 			return err
@@ -55,8 +57,11 @@ func (s *SQLite) check(ctx context.Context, info *Info) error {
 	if err != nil {
 		return err
 	}
-	if err := s.insist(ctx, func() error { return s.checkWriter(ctx, info.Pool) }); err != nil {
+	if err := s.insist(ctx, func() (err error) { guarded, err = s.checkWriter(ctx, info.Pool); return err }); err != nil {
 		return err
+	}
+	if !guarded {
+		info.Warnings = append(info.Warnings, s.unguardedWarning())
 	}
 	migrations, err := SQLiteMigrations(s.prefix)
 	if err != nil {
@@ -176,33 +181,61 @@ func (s *SQLite) checkDurable(ctx context.Context, conn *sql.Conn, memory bool, 
 
 // checkWriter begins as Begin does and looks whether that took the write lock, first from inside, which no other process
 // can disturb, then, where the pool has room, with a second connection, which must get SQLITE_BUSY.
-func (s *SQLite) checkWriter(ctx context.Context, pool int) error {
-	begun, err := s.Begin(ctx, TxOptions{})
-	if err != nil {
+func (s *SQLite) checkWriter(ctx context.Context, pool int) (guarded bool, err error) {
+	var begun *sqliteTx
+	err = again(func() (err error) {
+		begun, err = s.begin(ctx, TxOptions{})
 		return err
+	})
+	if err != nil {
+		return false, err
 	}
 	defer func() { _ = begun.Rollback(context.WithoutCancel(ctx)) }()
 	// SQLite refuses a checkpoint with SQLITE_LOCKED on a connection that is inside a transaction of the database, and
 	// BEGIN without IMMEDIATE has not entered one yet. Source: https://www.sqlite.org/c3ref/wal_checkpoint_v2.html
-	_, err = begun.Raw().ExecContext(context.WithoutCancel(ctx), "PRAGMA main.wal_checkpoint(PASSIVE)")
+	_, err = begun.tx.ExecContext(begun.ctx, "PRAGMA main.wal_checkpoint(PASSIVE)")
 	if err == nil {
-		return errors.New("its transactions do not begin as writers: a handler that reads before it writes would be refused " +
+		return false, errors.New("its transactions do not begin as writers: a handler that reads before it writes would be refused " +
 			"whatever busy_timeout says: " + remedyTxlock)
 	}
 	code, ok := s.primaryCode(err)
 	if !ok {
-		return fmt.Errorf("its driver's errors show no result code: set SQLiteOptions.ErrorCode: %w", err)
+		return false, fmt.Errorf("its driver's errors show no result code: set SQLiteOptions.ErrorCode: %w", err)
 	}
 	if code != sqliteLocked {
-		return fmt.Errorf("looking whether the transaction is a writer: %w", err)
+		return false, fmt.Errorf("looking whether the transaction is a writer: %w", err)
 	}
-	if err := s.checkWritable(ctx, begun.Raw()); err != nil {
-		return err
+	if err := s.checkWritable(ctx, begun.tx); err != nil {
+		return false, err
 	}
-	if pool == 1 {
-		return nil
+	if pool != 1 {
+		if err := s.checkSecondWriter(ctx); err != nil {
+			return false, err
+		}
 	}
-	return s.checkSecondWriter(ctx)
+	return begun.checkHook()
+}
+
+// checkHook tries to commit behind the store's back: the hook has to turn that into a rollback. Where it does not, nothing
+// is committed that was not there before.
+func (t *sqliteTx) checkHook() (guarded bool, err error) {
+	if t.hook == nil {
+		return false, nil
+	}
+	_, err = t.tx.ExecContext(t.ctx, "COMMIT")
+	if errors.Is(err, driver.ErrBadConn) {
+		return false, err
+	}
+	return err != nil && t.hook.refused(), nil
+}
+
+func (s *SQLite) unguardedWarning() string {
+	why := "Its driver's connections do not show SQLite's commit hook"
+	if s.leaveHook {
+		why = "SQLiteOptions.LeaveCommitHook is set"
+	}
+	return why + ", so that a handler that commits or rolls back its transaction, or ignores an error that did, is found but not " +
+		"prevented: what it wrote may stay, and its batch is diverted."
 }
 
 // checkWritable writes a value that is there already, to be rolled back: on a read-only file BEGIN IMMEDIATE succeeds.

@@ -10,14 +10,15 @@ import (
 	"github.com/penstock-mq/penstock/middleware/receipts"
 )
 
-// endings are the ways in which a handler ends the transaction it was lent. An error of the statement itself is swallowed,
-// as a careless handler does.
-func endings() map[string]struct {
-	end  func(tx *sql.Tx)
-	torn int // receipts that were committed without a marker
-	// effect is what the handler's own commit made durable
-	effect int
-} {
+// ending is a way in which a handler ends the transaction it was lent. An error of the statement itself is swallowed, as a
+// careless handler does. What it leaves behind where nothing prevents it: receipts without a marker, its effect, and the
+// value that it gave to the counter taken after that end.
+type ending struct {
+	end                 func(tx *sql.Tx)
+	torn, effect, taken int
+}
+
+func endings() map[string]ending {
 	text := func(statements ...string) func(tx *sql.Tx) {
 		return func(tx *sql.Tx) {
 			for _, s := range statements {
@@ -25,98 +26,160 @@ func endings() map[string]struct {
 			}
 		}
 	}
-	type ending = struct {
-		end    func(tx *sql.Tx)
-		torn   int
-		effect int
+	const later = "UPDATE counters SET value = 100 WHERE name = 'taken'"
+	interrupted := func(tx *sql.Tx) {
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		_, _ = tx.ExecContext(ctx, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 100000000)
+			INSERT INTO counters SELECT 'n' || i, 1 FROM n`)
+	}
+	full := func(tx *sql.Tx) {
+		var pages int
+		_ = tx.QueryRow("PRAGMA page_count").Scan(&pages)
+		_ = tx.QueryRow("PRAGMA max_page_count = " + itoa(pages+2)).Scan(&pages)
+		var err error
+		for err == nil {
+			_, err = tx.Exec("INSERT INTO counters VALUES (hex(randomblob(400)), 1)")
+		}
+		_ = tx.QueryRow("PRAGMA max_page_count = 1000000").Scan(&pages)
 	}
 	return map[string]ending{
-		"Commit":                {func(tx *sql.Tx) { _ = tx.Commit() }, 1, 1},
-		"Rollback":              {func(tx *sql.Tx) { _ = tx.Rollback() }, 0, 0},
-		"COMMIT as text":        {text("COMMIT"), 1, 1},
-		"ROLLBACK as text":      {text("ROLLBACK"), 0, 0},
-		"COMMIT; BEGIN":         {text("COMMIT; BEGIN IMMEDIATE"), 1, 1},
-		"ROLLBACK then BEGIN":   {text("ROLLBACK", "BEGIN IMMEDIATE"), 0, 0},
-		"COMMIT, BEGIN, effect": {text("COMMIT", "BEGIN", "UPDATE counters SET value = 100"), 1, 1},
-		"COMMIT then Commit":    {func(tx *sql.Tx) { _, _ = tx.Exec("COMMIT"); _ = tx.Commit() }, 1, 1},
-		"END and own savepoint": {text("END", "SAVEPOINT mine"), 1, 1},
-		"OR ROLLBACK":           {text("INSERT OR ROLLBACK INTO counters VALUES ('taken', 1)"), 0, 0},
-		"ROLLBACK and own savepoint": {text("ROLLBACK", "SAVEPOINT mine",
-			"UPDATE counters SET value = 100"), 0, 0},
-		"interrupted write": {func(tx *sql.Tx) {
-			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
-			defer cancel()
-			_, _ = tx.ExecContext(ctx, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 100000000)
-				INSERT INTO counters SELECT 'n' || i, 1 FROM n`)
-		}, 0, 0},
+		"Commit":                {func(tx *sql.Tx) { _ = tx.Commit() }, 1, 1, 0},
+		"Rollback":              {func(tx *sql.Tx) { _ = tx.Rollback() }, 0, 0, 0},
+		"COMMIT as text":        {text("COMMIT"), 1, 1, 0},
+		"ROLLBACK as text":      {text("ROLLBACK"), 0, 0, 0},
+		"COMMIT; BEGIN":         {text("COMMIT; BEGIN IMMEDIATE"), 1, 1, 0},
+		"ROLLBACK then BEGIN":   {text("ROLLBACK", "BEGIN IMMEDIATE"), 0, 0, 0},
+		"COMMIT, BEGIN, effect": {text("COMMIT", "BEGIN", later), 1, 1, 0},
+		"COMMIT then Commit":    {func(tx *sql.Tx) { _, _ = tx.Exec("COMMIT"); _ = tx.Commit() }, 1, 1, 0},
+		"END and own savepoint": {text("END", "SAVEPOINT mine"), 1, 1, 0},
+		"OR ROLLBACK":           {text("INSERT OR ROLLBACK INTO counters VALUES ('taken', 1)"), 0, 0, 0},
+		"interrupted write":     {interrupted, 0, 0, 0},
+		"full":                  {full, 0, 0, 0},
+
+		"ROLLBACK and own savepoint":         {text("ROLLBACK", "SAVEPOINT mine", later), 0, 0, 0},
+		"ROLLBACK and a savepoint to commit": {text("ROLLBACK", "SAVEPOINT mine", later, "RELEASE mine"), 0, 0, 100},
+		"ROLLBACK and autocommit":            {text("ROLLBACK", later), 0, 0, 100},
+		"COMMIT and autocommit":              {text("COMMIT", later), 1, 1, 100},
+		"ROLLBACK, BEGIN, COMMIT":            {text("ROLLBACK", "BEGIN", later, "COMMIT"), 0, 0, 100},
+		"OR ROLLBACK and autocommit":         {text("INSERT OR ROLLBACK INTO counters VALUES ('taken', 1)", later), 0, 0, 100},
+		"interrupted write and autocommit":   {func(tx *sql.Tx) { interrupted(tx); text(later)(tx) }, 0, 0, 100},
+		"full and autocommit":                {func(tx *sql.Tx) { full(tx); text(later)(tx) }, 0, 0, 100},
+	}
+}
+
+// onEachEnding runs a test for each ending, on each driver, with the commit hook and without. Without it the ending is
+// found only, and leaves behind what it says; with it, nothing.
+func onEachEnding(t *testing.T, f func(t *testing.T, db *sql.DB, s *receipts.SQLite, e ending)) {
+	t.Helper()
+	for mode, leave := range map[string]bool{"prevented": false, "found": true} {
+		t.Run(mode, func(t *testing.T) {
+			onEachDriver(t, func(t *testing.T, d sqliteDriver) {
+				for name, e := range endings() {
+					t.Run(name, func(t *testing.T) {
+						db := d.open(t, d.file(t), "synchronous=OFF")
+						db.SetMaxOpenConns(1) // the next user of the pool gets the very connection
+						s, err := receipts.NewSQLite(db, receipts.SQLiteOptions{LeaveCommitHook: leave})
+						must(t, err)
+						must(t, s.Migrate(t.Context()))
+						mustExec(t, db, counters, "INSERT INTO counters VALUES ('taken', 0)")
+						if !leave {
+							e.torn, e.effect, e.taken = 0, 0, 0
+						}
+						f(t, db, s, e)
+					})
+				}
+			})
+		})
 	}
 }
 
 func TestHandlerEndsTransaction(t *testing.T) {
-	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
-		for name, c := range endings() {
-			t.Run(name, func(t *testing.T) {
-				db := d.open(t, d.file(t), "synchronous=OFF")
-				db.SetMaxOpenConns(1) // the next user of the pool gets the very connection
-				s := migrated(t, db)
-				mustExec(t, db, counters, "INSERT INTO counters VALUES ('taken', 0)")
-				tx := begin(t, s)
-				claimed(t, tx, claim("a"))
-				increment(t, tx, "a")
-				c.end(tx.Raw())
-				if err := tx.Commit(t.Context()); !errors.Is(err, receipts.ErrTxEnded) {
-					t.Fatalf("Commit after the handler ended the transaction: %v, want ErrTxEnded", err)
-				}
-				must(t, tx.Rollback(t.Context()))
-				wantFreeLock(t, db)
-				wantStats(t, s, 0, 0, c.torn)
-				if got := effect(t, db, "a"); got != c.effect {
-					t.Errorf("the effect is %d, want %d", got, c.effect)
-				}
-				if committed, err := s.Resolve(t.Context(), tx.Nonce()); err != nil || committed {
-					t.Errorf("Resolve: %t, %v; want false", committed, err)
-				}
-				want := receipts.ClaimFresh
-				if c.torn > 0 {
-					want = receipts.ClaimTorn
-				}
-				if result, _ := process(t, s, "a"); result.Status != want {
-					t.Errorf("the redelivery's claim is %d, want %d", result.Status, want)
-				}
-			})
+	onEachEnding(t, func(t *testing.T, db *sql.DB, s *receipts.SQLite, e ending) {
+		tx := begin(t, s)
+		claimed(t, tx, claim("a"))
+		increment(t, tx, "a")
+		e.end(tx.Raw())
+		if err := tx.Commit(t.Context()); !errors.Is(err, receipts.ErrTxEnded) {
+			t.Fatalf("Commit after the handler ended the transaction: %v, want ErrTxEnded", err)
+		}
+		must(t, tx.Rollback(t.Context()))
+		wantFreeLock(t, db)
+		wantStats(t, s, 0, 0, e.torn)
+		if a, taken := effect(t, db, "a"), effect(t, db, "taken"); a != e.effect || taken != e.taken {
+			t.Errorf("the effect is %d, and %d what was written later, want %d and %d", a, taken, e.effect, e.taken)
+		}
+		if committed, err := s.Resolve(t.Context(), tx.Nonce()); err != nil || committed {
+			t.Errorf("Resolve: %t, %v; want false", committed, err)
+		}
+		want := receipts.ClaimFresh
+		if e.torn > 0 {
+			want = receipts.ClaimTorn
+		}
+		if result, _ := process(t, s, "a"); result.Status != want {
+			t.Errorf("the redelivery's claim is %d, want %d", result.Status, want)
+		}
+		if got := effect(t, db, "a"); got != 1 {
+			t.Errorf("the effect after the redelivery is %d, want 1", got)
+		}
+	})
+}
+
+// The same in the middle of a batch: whoever ends the transaction ends it for its neighbours too, who must not be left with
+// an effect and no receipt, nor the other way round.
+func TestHandlerEndsBatch(t *testing.T) {
+	onEachEnding(t, func(t *testing.T, db *sql.DB, s *receipts.SQLite, e ending) {
+		tx := begin(t, s)
+		claims := []receipts.Claim{claim("a"), claim("b"), claim("c")}
+		claimed(t, tx, claims...)
+		raw := tx.Raw()
+		must(t, tx.Part(t.Context()))
+		increment(t, tx, "a")
+		must(t, tx.Keep(t.Context()))
+		must(t, tx.Part(t.Context()))
+		increment(t, tx, "b")
+		e.end(raw)
+		for what, err := range map[string]error{"Keep": tx.Keep(t.Context()), "Commit": tx.Commit(t.Context())} {
+			if !errors.Is(err, receipts.ErrTxEnded) {
+				t.Errorf("%s: %v, want ErrTxEnded", what, err)
+			}
+		}
+		wantFreeLock(t, db)
+		wantStats(t, s, 0, 0, 3*e.torn)
+		if a, b, taken := effect(t, db, "a"), effect(t, db, "b"), effect(t, db, "taken"); a != e.effect || b != e.effect || taken != e.taken {
+			t.Errorf("effects %d, %d and %d later, want %d, %d and %d", a, b, taken, e.effect, e.effect, e.taken)
+		}
+		tx = begin(t, s)
+		for i, r := range claimed(t, tx, claims...) {
+			if fresh := r.Status == receipts.ClaimFresh; fresh != (e.torn == 0) {
+				t.Errorf("claim %d has status %d afterwards", i, r.Status)
+			}
 		}
 	})
 }
 
 // What the store writes after a handler ended the transaction would be committed at once.
 func TestStoreDoesNotWriteOutsideTheTransaction(t *testing.T) {
-	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
-		for name, c := range endings() {
-			t.Run(name, func(t *testing.T) {
-				db := d.open(t, d.file(t), "synchronous=OFF")
-				s := migrated(t, db)
-				mustExec(t, db, counters, "INSERT INTO counters VALUES ('taken', 0)")
-				tx := begin(t, s)
-				claimed(t, tx, claim("a"))
-				increment(t, tx, "a")
-				c.end(tx.Raw())
-				_, outErr := tx.AddOutputs(t.Context(), []receipts.Output{{Scope: "billing", Key: []byte("a"), Topic: "out"}})
-				divertErr := tx.Divert(t.Context(), []receipts.DeadLetter{{Scope: "billing", Kind: receipts.KindRefused}})
-				_, claimErr := tx.Claim(t.Context(), []receipts.Claim{claim("b")})
-				_ = tx.Rollback(t.Context())
-				for what, err := range map[string]error{"AddOutputs": outErr, "Divert": divertErr, "Claim": claimErr} {
-					if err != nil && !errors.Is(err, receipts.ErrTxEnded) {
-						t.Errorf("%s: %v, want nil or ErrTxEnded", what, err)
-					}
-				}
-				stats, err := s.Stats(t.Context())
-				must(t, err)
-				if stats.Outputs != 0 || len(stats.DeadLetters) != 0 || stats.Torn != c.torn {
-					t.Errorf("the store wrote outside its transaction: %+v", stats)
-				}
-				wantFreeLock(t, db)
-			})
+	onEachEnding(t, func(t *testing.T, db *sql.DB, s *receipts.SQLite, e ending) {
+		tx := begin(t, s)
+		claimed(t, tx, claim("a"))
+		increment(t, tx, "a")
+		e.end(tx.Raw())
+		_, outErr := tx.AddOutputs(t.Context(), output("a"))
+		divertErr := tx.Divert(t.Context(), letter("a"))
+		_, claimErr := tx.Claim(t.Context(), []receipts.Claim{claim("b")})
+		_ = tx.Rollback(t.Context())
+		for what, err := range map[string]error{"AddOutputs": outErr, "Divert": divertErr, "Claim": claimErr} {
+			if err != nil && !errors.Is(err, receipts.ErrTxEnded) {
+				t.Errorf("%s: %v, want nil or ErrTxEnded", what, err)
+			}
 		}
+		stats, err := s.Stats(t.Context())
+		must(t, err)
+		if stats.Outputs != 0 || len(stats.DeadLetters) != 0 || stats.Torn != e.torn {
+			t.Errorf("the store wrote outside its transaction: %+v", stats)
+		}
+		wantFreeLock(t, db)
 	})
 }
 

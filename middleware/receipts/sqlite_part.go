@@ -76,6 +76,8 @@ func (t *sqliteTx) outsideParts(ctx context.Context) error {
 		return t.brokenError()
 	case t.inPart:
 		return errInPart
+	case t.hook.refused():
+		return t.sealError(ErrTxEnded)
 	default:
 		return ctx.Err()
 	}

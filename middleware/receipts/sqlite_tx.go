@@ -45,6 +45,7 @@ func (s *SQLite) begin(ctx context.Context, opts TxOptions) (*sqliteTx, error) {
 		return nil, err // t belongs to the goroutine that abandons it
 	}
 	t.stop = stop
+	t.hook = s.arm(conn)
 	if t.budget > 0 {
 		t.timer = time.AfterFunc(t.budget, t.expire)
 	}
@@ -59,6 +60,7 @@ type sqliteTx struct {
 	conn   *sql.Conn
 	tx     *sql.Tx
 	stop   func()
+	hook   *commitHook
 	nonce  Nonce
 	budget time.Duration
 	timer  *time.Timer
@@ -143,6 +145,7 @@ func (t *sqliteTx) isExpired() bool {
 
 // giveBack returns the connection, with ended the result of the statement that ended the transaction.
 func (t *sqliteTx) giveBack(ended error) {
+	t.hook.disarm(t.conn)
 	if ended == nil {
 		_ = t.conn.Close()
 	} else {
@@ -166,7 +169,7 @@ func (t *sqliteTx) Commit(ctx context.Context) error {
 		t.giveBack(t.rollbackAs(err))
 		return fmt.Errorf("receipts: transaction %s: %w", t.nonce, err)
 	}
-	err := t.tx.Commit()
+	err := t.commit()
 	if err == nil {
 		t.giveBack(nil)
 		return nil
@@ -178,6 +181,16 @@ func (t *sqliteTx) Commit(ctx context.Context) error {
 	}
 	t.giveBack(driver.ErrBadConn)
 	return fmt.Errorf("receipts: COMMIT of transaction %s: %w: %w", t.nonce, ErrCommitUnknown, err)
+}
+
+// commit sends COMMIT, the only one that the hook lets pass. Where SQLite did not ask, somebody else has set another one.
+func (t *sqliteTx) commit() error {
+	t.hook.let()
+	err := t.tx.Commit()
+	if err == nil && len(t.fresh) > 0 && t.hook.missed() {
+		t.s.hooks.forget(t.hook)
+	}
+	return err
 }
 
 // alreadyEnded answers a Commit that came too late.
@@ -269,7 +282,7 @@ func (t *sqliteTx) sealError(err error) error {
 	switch {
 	case t.isExpired():
 		return budgetError(t.budget)
-	case errors.Is(err, sql.ErrTxDone):
+	case t.hook.refused(), errors.Is(err, sql.ErrTxDone):
 		return ErrTxEnded
 	case ok && code == sqliteError:
 		return fmt.Errorf("%w: %w", ErrTxEnded, err)
@@ -344,12 +357,16 @@ func (t *sqliteTx) Rollback(ctx context.Context) error {
 }
 
 // ready makes sure that the transaction is still open before the store writes into it, once a handler had it: outside
-// one the write would be committed at once. SQLite refuses BEGIN inside a transaction and nothing else happens.
+// one the write would be committed at once, unless the hook refuses that. SQLite refuses BEGIN inside a transaction and
+// nothing else happens.
 func (t *sqliteTx) ready(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if !t.lent {
+	if t.hook.refused() {
+		return ErrTxEnded
+	}
+	if !t.lent || t.hook != nil {
 		return nil
 	}
 	_, err := t.tx.ExecContext(t.ctx, "BEGIN")
@@ -368,7 +385,7 @@ func (t *sqliteTx) meaning(err error) error {
 	switch {
 	case t.isExpired():
 		return budgetError(t.budget)
-	case errors.Is(err, sql.ErrTxDone):
+	case t.hook.refused(), errors.Is(err, sql.ErrTxDone):
 		return ErrTxEnded
 	default:
 		return err
