@@ -116,10 +116,11 @@ func (b *batch[T]) learn() {
 	if b.ran > 0 {
 		b.q.ran(b.ran, b.took)
 	}
-	if b.met > 0 || b.shrink {
-		b.q.halve(len(b.members))
-	} else {
+	switch {
+	case b.met == 0 && !b.shrink:
 		b.q.grow()
+	case b.several(): // one that meets contention alone says nothing about how large batches may be
+		b.q.halve(len(b.members))
 	}
 }
 
