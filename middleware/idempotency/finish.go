@@ -53,6 +53,7 @@ func (b *batch[T]) contended(p *pending[T]) {
 // in front. After contention that waits a little, without the lane, so that the others are out of the way meanwhile. It
 // tells whether the message whose goroutine this is was decided.
 func (b *batch[T]) finish(ctx context.Context) (decided bool) {
+	b.tellGate()
 	var front []*pending[T]
 	var lines []string // order keys that are free now
 	for _, p := range b.members {
@@ -78,6 +79,24 @@ func (b *batch[T]) finish(ctx context.Context) (decided bool) {
 	}
 	b.leave(front, lines)
 	return decided
+}
+
+// tellGate says what the transaction proved about the database. An outage counts for more than what was decided before it.
+func (b *batch[T]) tellGate() {
+	reached := false
+	for _, p := range b.members {
+		switch {
+		case p.gone:
+		case p.v.kind == kindOutage:
+			b.m.databaseAway(p.v.err)
+			return
+		case p.v.reached():
+			reached = true
+		}
+	}
+	if reached {
+		b.m.databaseBack()
+	}
 }
 
 // contentionBackoff is how long what met contention waits.

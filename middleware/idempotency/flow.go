@@ -141,7 +141,7 @@ func (m *Middleware[T]) join(p *pending[T], c *carrier, h message.HandlerFunc) (
 }
 
 // round brings a message through transactions, its own and those it shares, unless the database is away.
-func (m *Middleware[T]) round(p *pending[T], q *queue[T]) (v verdict) {
+func (m *Middleware[T]) round(p *pending[T], q *queue[T]) verdict {
 	probing, err := m.gate.admit(p.ctx, p.untilPatience)
 	if err != nil {
 		m.requeueLater(p, err)
@@ -150,9 +150,10 @@ func (m *Middleware[T]) round(p *pending[T], q *queue[T]) (v verdict) {
 	p.probing, p.most = probing, 0
 	if probing {
 		p.most = 1
+		defer m.gate.probed()
 	}
-	defer func() { m.afterRound(probing, v) }()
-	if v = q.run(p); v.kind == kindBlocked {
+	v := q.run(p)
+	if v.kind == kindBlocked {
 		v = q.runAside(p)
 	}
 	return v
@@ -163,19 +164,6 @@ func (m *Middleware[T]) disown(p *pending[T]) {
 	if p.owns != nil {
 		m.sending.disown(p.owns...)
 		p.owns = nil
-	}
-}
-
-// afterRound tells the gate what a round proved about the database.
-func (m *Middleware[T]) afterRound(probing bool, v verdict) {
-	switch {
-	case v.kind == kindOutage:
-		m.databaseAway(v.err)
-	case v.reached():
-		m.databaseBack()
-	}
-	if probing {
-		m.gate.probed()
 	}
 }
 

@@ -44,6 +44,7 @@ func (q *queue[T]) onceAside(p *pending[T]) verdict {
 	b := &batch[T]{m: q.m, q: q, self: p, lane: &lane{of: q.m.side}, members: []*pending[T]{p}}
 	defer b.lane.release()
 	b.run()
+	b.tellGate()
 	if b.again(p) && p.v.kind == kindContention {
 		b.m.counters.contention.Add(1)
 	}
