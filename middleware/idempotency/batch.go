@@ -84,6 +84,8 @@ func (b *batch[T]) ready() bool {
 		b.m.disown(p) // of a transaction that did not commit
 		if err := p.ctx.Err(); err != nil {
 			p.v = returned(err)
+		} else if b.m.claimsAhead(p) && p.behind() {
+			p.v = returnedAndHeld(errBehind) // once its receipt is committed it would be lost
 		} else if b.lead == nil {
 			b.lead = p
 		}

@@ -285,3 +285,23 @@ func TestNothingOvertakesADuplicateOfALostDelivery(t *testing.T) {
 		}
 	}
 }
+
+// At most once a message that failed is lost, and what comes again is a replay. Those behind it are not lost with it: where
+// their receipts are committed already, they run.
+func TestOrderAtMostOnceLosesNoneBehind(t *testing.T) {
+	for _, size := range []int{1, 2, 100} {
+		for _, bad := range []string{"k1", "k2"} {
+			t.Run(fmt.Sprintf("%s, batches of %d", bad, size), func(t *testing.T) {
+				for range 10 {
+					bubble(t, guaranteed(AtMostOnce, func(c *Config, _ *fakeStore) {
+						keyed(c)
+						c.BatchSize = size
+					}), func(e *env) {
+						e.inOrder(e.marking(failingTimes(bad, 1, func() error { return errHandler })), "k1 x1 k2 k3 -1 k4")
+						e.wantInOrder(without(bad, "k1 x1 k2 k3 -1 k4"))
+					})
+				}
+			})
+		}
+	}
+}

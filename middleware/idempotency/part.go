@@ -39,7 +39,7 @@ func (b *batch[T]) runAll() bool {
 // the lane.
 func (b *batch[T]) runSelf() bool {
 	p := b.self
-	if p.ticket.behind() {
+	if p.behind() {
 		b.giveUp(p, returnedAndHeld(errBehind))
 		return false
 	}
@@ -69,7 +69,7 @@ func (b *batch[T]) next(s *stretch, run []*pending[T], i int) bool {
 	switch {
 	case p.ctx.Err() != nil:
 		b.giveUp(p, returned(p.ctx.Err()))
-	case p.ticket.behind():
+	case p.behind():
 		b.giveUp(p, returnedAndHeld(errBehind))
 	case b.stuck[p.line], b.took >= b.m.cfg.BatchTime:
 		b.giveUp(p, again(0, nil)) // behind the one of its order key, or first of the next batch

@@ -112,6 +112,10 @@ func (m *Middleware[T]) takeFingerprint(p *pending[T]) error {
 	return nil
 }
 
+// behind tells whether an earlier message of its order key comes first, so that it has to go back. At most once one whose
+// receipt is committed would be lost by that: it goes on, and the earlier one, if that is claimed too, is lost already.
+func (p *pending[T]) behind() bool { return !p.claimed && p.ticket.behind() }
+
 // checkLease refuses a delivery that could be taken away from us while its transaction is still open.
 func (m *Middleware[T]) checkLease(p *pending[T]) error {
 	if p.delivery == nil {

@@ -59,7 +59,7 @@ func (b *batch[T]) anyGone(run []*pending[T]) bool {
 	for _, p := range run {
 		if err := p.ctx.Err(); err != nil {
 			p.v = returned(err)
-		} else if p.ticket.behind() {
+		} else if p.behind() {
 			p.v = returnedAndHeld(errBehind)
 		}
 		if p.decided() {
