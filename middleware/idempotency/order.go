@@ -41,7 +41,7 @@ func (m *Middleware[T]) Ordered(sub message.Subscriber) (message.Subscriber, err
 	case m.order == nil:
 		return nil, errors.New("idempotency: Ordered needs Config.OrderKey: set it, or leave Ordered out")
 	}
-	return &orderedSubscriber{order: m.order, inner: sub, closing: make(chan struct{})}, nil
+	return &orderedSubscriber{order: m.order, inner: sub, subs: map[*orderedSubscription]struct{}{}}, nil
 }
 
 // ordering is what the ordered subscriptions of a middleware share.
@@ -96,7 +96,7 @@ type orderedSubscriber struct {
 
 	mu      sync.Mutex
 	closed  bool
-	closing chan struct{}
+	subs    map[*orderedSubscription]struct{}
 	running sync.WaitGroup
 }
 
@@ -112,12 +112,30 @@ func (o *orderedSubscriber) Subscribe(ctx context.Context, topic string) (<-chan
 		return nil, err
 	}
 	s := newOrderedSubscription(o, ctx, topic, in)
-	o.order.add(s)
+	o.add(s)
 	go func() {
 		defer o.running.Done()
+		defer o.remove(s)
 		s.run()
 	}()
 	return s.out, nil
+}
+
+func (o *orderedSubscriber) add(s *orderedSubscription) {
+	o.order.add(s)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.subs[s] = struct{}{}
+	if o.closed {
+		s.end()
+	}
+}
+
+func (o *orderedSubscriber) remove(s *orderedSubscription) {
+	o.order.remove(s)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.subs, s)
 }
 
 // enter lets Close wait for one more.
@@ -134,9 +152,9 @@ func (o *orderedSubscriber) enter() bool {
 // beginning on. It is idempotent.
 func (o *orderedSubscriber) Close() error {
 	o.mu.Lock()
-	if !o.closed {
-		o.closed = true
-		close(o.closing)
+	o.closed = true
+	for s := range o.subs {
+		s.end()
 	}
 	o.mu.Unlock()
 	err := o.inner.Close()

@@ -284,6 +284,7 @@ func (l *line) wait(p *place) bool {
 		l.sub.mu.Lock()
 		defer l.sub.mu.Unlock()
 		l.advance()
+		l.sub.changed()
 	})
 	return true
 }

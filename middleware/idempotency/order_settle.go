@@ -75,9 +75,7 @@ func (s *orderedSubscription) acked(p *place, t *ticket) {
 	l := p.line
 	l.remove(p)
 	l.advance()
-	if s.inClosed || s.stopping || s.waiting >= s.window {
-		signal(s.wake)
-	}
+	s.changed()
 }
 
 // nacked holds a message that came back.
@@ -100,9 +98,7 @@ func (s *orderedSubscription) nacked(p *place, t *ticket) {
 	}
 	s.keep(p)
 	p.line.advance()
-	if s.inClosed || s.stopping {
-		signal(s.wake)
-	}
+	s.changed()
 }
 
 // delay is how long a message that failed is held. It is never nothing.
@@ -153,13 +149,7 @@ func (s *orderedSubscription) loseNow(p *place) {
 	signal(s.wake)
 }
 
-// stop ends hand-out: what was offered and not taken waits again, what waits is given back.
-func (s *orderedSubscription) stop() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stopNow()
-}
-
+// stopNow ends hand-out: what was offered and not taken waits again, what waits is given back. It is called under the mutex.
 func (s *orderedSubscription) stopNow() {
 	s.stopping = true
 	for p := s.offers.pop(); p != nil; p = s.offers.pop() {

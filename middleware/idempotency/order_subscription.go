@@ -21,6 +21,7 @@ type orderedSubscription struct {
 	in    <-chan *message.Message
 	out   chan *message.Message
 	wake  chan struct{} // capacity 1: for the loop
+	halt  chan struct{} // closed by end
 	over  chan struct{} // closed when no outcome is waited for any more
 
 	outcomes sync.WaitGroup
@@ -41,6 +42,7 @@ type orderedSubscription struct {
 	still    time.Time
 	reached  uint64 // counts those that took their place in a queue
 	inClosed bool   // the subscriber's channel is closed
+	halting  bool   // somebody ended it
 	stopping bool   // nothing more is handed out
 }
 
@@ -50,7 +52,7 @@ const unknownWindow = 256
 func newOrderedSubscription(o *orderedSubscriber, ctx context.Context, topic string, in <-chan *message.Message) *orderedSubscription {
 	s := &orderedSubscription{
 		owner: o, order: o.order, topic: topic, ctx: ctx, in: in,
-		out: make(chan *message.Message), wake: make(chan struct{}, 1), over: make(chan struct{}),
+		out: make(chan *message.Message), wake: make(chan struct{}, 1), halt: make(chan struct{}), over: make(chan struct{}),
 		lines: map[string]*line{}, window: o.order.window,
 	}
 	if s.window == 0 {
@@ -69,44 +71,75 @@ func signal(wake chan struct{}) {
 // run lives as long as the subscription.
 func (s *orderedSubscription) run() {
 	defer close(s.out)
-	defer s.order.remove(s)
+	defer context.AfterFunc(s.ctx, s.end)()
 	for s.turn() {
 	}
 	s.drain()
 }
 
+// end lets the loop stop. It may be called any number of times.
+func (s *orderedSubscription) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.halting {
+		s.halting = true
+		close(s.halt)
+	}
+}
+
 // turn waits for the next thing to do, and does it. It returns false when the subscription ends.
 func (s *orderedSubscription) turn() bool {
 	st := s.look()
-	if st.ended {
+	switch {
+	case st.ended:
 		return false
-	}
-	var out chan<- *message.Message
-	var copied *message.Message
-	var lost <-chan struct{}
-	if p := st.offer; p != nil {
-		out, copied, lost = s.out, s.equip(p), p.ctx.Done()
-	}
-	select {
-	case out <- copied:
-		s.taken(st.offer)
-	case <-lost:
-		s.lose(st.offer)
-	case msg, ok := <-st.in:
-		if !ok {
-			s.inEnded()
-			break
-		}
-		s.arrive(msg)
-	case <-s.wake:
-	case <-s.ctx.Done():
-		s.stop()
-	case <-s.owner.closing:
-		s.stop()
-	case <-s.ending:
-		s.stop()
+	case st.offer != nil:
+		s.handOut(st.offer)
+	default:
+		s.read(st.in)
 	}
 	return true
+}
+
+// handOut offers a message to the router. The first, short form is the usual one.
+func (s *orderedSubscription) handOut(p *place) {
+	copied := s.equip(p)
+	select {
+	case s.out <- copied:
+		s.taken(p)
+		return
+	default:
+	}
+	select {
+	case s.out <- copied:
+		s.taken(p)
+	case <-p.ctx.Done():
+		s.lose(p)
+	case <-s.wake:
+	case <-s.halt:
+	}
+}
+
+// read takes the next message of the subscriber; a nil channel means not now.
+func (s *orderedSubscription) read(in <-chan *message.Message) {
+	var msg *message.Message
+	var open bool
+	select {
+	case msg, open = <-in:
+	default:
+		select {
+		case msg, open = <-in:
+		case <-s.wake:
+			return
+		case <-s.halt:
+			return
+		}
+	}
+	if open {
+		s.arrive(msg)
+	} else {
+		s.inEnded()
+	}
 }
 
 // stance is what the loop found to do.
@@ -118,6 +151,9 @@ type stance struct {
 
 func (s *orderedSubscription) look() stance {
 	s.mu.Lock()
+	if s.halting {
+		s.stopNow()
+	}
 	st := stance{offer: s.offers.first()}
 	for st.offer != nil && st.offer.state != placeOffered { // lost meanwhile
 		s.offers.pop()
@@ -185,13 +221,28 @@ func (s *orderedSubscription) learn(info *sdk.DeliveryInfo) {
 	if info == nil || s.ending != nil {
 		return
 	}
-	s.ending = info.Ending()
+	if s.ending = info.Ending(); s.ending != nil {
+		s.outcomes.Go(func() {
+			select {
+			case <-s.ending:
+				s.end()
+			case <-s.over:
+			}
+		})
+	}
 	if n := info.Limits.MaxInFlight; n > 0 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.order.window == 0 || n < s.window {
 			s.window = n
 		}
+	}
+}
+
+// changed wakes the loop where it may have something to do. The loop itself need not call it. It is called under the mutex.
+func (s *orderedSubscription) changed() {
+	if len(s.offers.queue) > 0 || s.inClosed || s.stopping || s.waiting >= s.window {
+		signal(s.wake)
 	}
 }
 
@@ -203,7 +254,6 @@ func (s *orderedSubscription) offer(p *place) {
 		p.line.offered = true
 	}
 	s.offers.push(p)
-	signal(s.wake)
 }
 
 // keep lets a message wait: the engine does not count the time, and its loss is looked for. It is called under the mutex.

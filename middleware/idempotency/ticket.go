@@ -92,6 +92,7 @@ func (t *ticket) reached() {
 	s.reached++
 	t.reachedQueue, t.returned, t.innocent = s.reached, false, false
 	t.place.line.advance()
+	s.changed()
 }
 
 // behind tells whether an earlier delivery of the key is not in its place: it failed and has not passed since, or is on its
@@ -148,6 +149,7 @@ func (t *ticket) passed() {
 	t.durable, t.returned, t.innocent = true, false, false
 	t.place.recover()
 	t.place.line.advance()
+	s.changed()
 }
 
 // after asks for a delay before the delivery is handed out again; otherwise Config.RetryBackoff applies. Not positive means
