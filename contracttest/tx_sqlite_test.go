@@ -39,20 +39,31 @@ func mattnDSN(path string) string {
 // sqlitePool is the most connections of one handle.
 const sqlitePool = 3
 
+// unguarded is a store that leaves SQLite's commit hook to the application: a handler can commit, and that is found out
+// afterwards.
+func unguarded() contracttest.StoreHarness[*sql.Tx] {
+	h := sqliteHarnessWith("modernc, unguarded", "sqlite", moderncDSN, receipts.SQLiteOptions{LeaveCommitHook: true})
+	h.Waive = map[string]string{
+		"T16": "what a handler writes after an error that ended the transaction is committed on its own",
+	}
+	return h
+}
+
 // sqliteHarness is all that the transaction clauses need of a store on SQLite.
 func sqliteHarness(name, driver string, dsn sqliteDSN) contracttest.StoreHarness[*sql.Tx] {
+	return sqliteHarnessWith(name, driver, dsn, receipts.SQLiteOptions{})
+}
+
+func sqliteHarnessWith(name, driver string, dsn sqliteDSN, opts receipts.SQLiteOptions) contracttest.StoreHarness[*sql.Tx] {
 	path := func(dir string) string { return dsn(filepath.Join(dir, "app.db")) }
 	return contracttest.StoreHarness[*sql.Tx]{
 		Name: name,
-		Waive: map[string]string{
-			"T16": "what a handler writes after an error that ended the transaction is committed on its own",
-		},
 		Open: func(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], error) {
 			db, err := sql.Open(driver, path(dir))
 			if err != nil {
 				return contracttest.Database[*sql.Tx]{}, err
 			}
-			return sqliteDatabase(ctx, db)
+			return sqliteDatabase(ctx, db, opts)
 		},
 		Apply: func(ctx context.Context, tx *sql.Tx, counter string, by int64) error {
 			// The padding makes each new counter need a page of its own, so that a full disk is met at once.
@@ -84,17 +95,17 @@ func sqliteHarness(name, driver string, dsn sqliteDSN) contracttest.StoreHarness
 				return contracttest.Database[*sql.Tx]{}, contracttest.DatabaseFaults{}, err
 			}
 			handle := c.DB()
-			db, err := sqliteDatabase(ctx, handle)
+			db, err := sqliteDatabase(ctx, handle, opts)
 			return db, sqliteFaults(c, handle, full), err
 		},
 	}
 }
 
 // sqliteDatabase makes the tables and the store.
-func sqliteDatabase(ctx context.Context, db *sql.DB) (contracttest.Database[*sql.Tx], error) {
+func sqliteDatabase(ctx context.Context, db *sql.DB, opts receipts.SQLiteOptions) (contracttest.Database[*sql.Tx], error) {
 	db.SetMaxOpenConns(sqlitePool)
 	db.SetMaxIdleConns(sqlitePool)
-	store, err := receipts.NewSQLite(db, receipts.SQLiteOptions{})
+	store, err := receipts.NewSQLite(db, opts)
 	if err == nil {
 		err = store.Migrate(ctx)
 	}

@@ -17,7 +17,7 @@ func TestMain(m *testing.M) {
 
 // txStores are the store harnesses that a child process may be asked for.
 func txStores() []contracttest.StoreHarness[*sql.Tx] {
-	stores := append(cgoStores(), modernc())
+	stores := append(cgoStores(), modernc(), unguarded())
 	for _, f := range killFaults() {
 		stores = append(stores, withFault(f.fault))
 	}
@@ -34,3 +34,8 @@ func bubbled() contracttest.Harness {
 }
 
 func TestTxMemoryModernc(t *testing.T) { contracttest.RunTx(t, bubbled(), modernc()) }
+
+// TestTxMemoryUnguarded is about handlers that end the transaction where nothing hinders them.
+func TestTxMemoryUnguarded(t *testing.T) {
+	failing(t, contracttest.ExamineTx(t, bubbled(), unguarded(), "T04", "T12", "T16", "T25", "T30", "T30/kill"), "")
+}
