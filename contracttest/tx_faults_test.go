@@ -164,9 +164,10 @@ func killFaults() []killFault {
 	}
 }
 
-// withFault plants a fault into modernc's harness, under a name by which a child process finds it.
+// withFault plants a fault into modernc's harness, under a name by which a child process finds it. Nothing keeps its
+// handlers from ending the transaction: else no receipt would be torn, and no fault about that could show.
 func withFault(name string) contracttest.StoreHarness[*sql.Tx] {
-	s := modernc()
+	s := unguarded()
 	for _, f := range faulty.StoreFaults[*sql.Tx]() {
 		if f.Name == name {
 			s.Name += " with " + name
