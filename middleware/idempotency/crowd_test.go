@@ -202,26 +202,32 @@ func (e *env) wantApplied(uuids string) {
 // outputs.
 func (e *env) wantNothingLeft() {
 	e.Helper()
-	if open := e.store.openNow(); open != 0 {
-		e.Errorf("%d transactions are open", open)
+	for _, what := range e.leftovers() {
+		e.Error(what)
 	}
+}
+
+func (e *env) leftovers() (found []string) {
+	report := func(bad bool, format string, args ...any) {
+		if bad {
+			found = append(found, fmt.Sprintf(format, args...))
+		}
+	}
+	open := e.store.openNow()
+	report(open != 0, "%d transactions are open", open)
 	m := e.m
 	m.lanes.mu.Lock()
-	if m.lanes.free != m.lanes.all || len(m.lanes.line) != 0 {
-		e.Errorf("%d of %d lanes are free, %d wait for one", m.lanes.free, m.lanes.all, len(m.lanes.line))
-	}
+	report(m.lanes.free != m.lanes.all || len(m.lanes.line) != 0, "%d of %d lanes are free, %d wait for one",
+		m.lanes.free, m.lanes.all, len(m.lanes.line))
 	m.lanes.mu.Unlock()
 	m.inside.mu.Lock()
-	if m.inside.n != 0 || len(m.inside.first) != 0 || len(m.inside.door) != 0 || len(m.side) != 0 {
-		e.Errorf("%d deliveries are inside, %d identities in flight, %d values at the door, %d in the side lane",
-			m.inside.n, len(m.inside.first), len(m.inside.door), len(m.side))
-	}
+	report(m.inside.n != 0 || len(m.inside.first) != 0, "%d deliveries are inside, %d identities in flight", m.inside.n, len(m.inside.first))
 	m.inside.mu.Unlock()
+	report(len(m.inside.door) != 0 || len(m.side) != 0, "%d at the door, %d in the side lane", len(m.inside.door), len(m.side))
 	m.sending.mu.Lock()
-	if len(m.sending.owned) != 0 {
-		e.Errorf("outputs of %d transactions are still owned", len(m.sending.owned))
-	}
+	report(len(m.sending.owned) != 0, "outputs of %d transactions are still owned", len(m.sending.owned))
 	m.sending.mu.Unlock()
+	return found
 }
 
 // wantCounted checks that each delivery is counted once, as what it was. It wants nothing else to have been delivered.

@@ -118,6 +118,9 @@ func (tx *fakeTx) add(name string, n int) {
 
 // commitByHand is what a handler must not do: effect and receipt become durable, without a marker.
 func (tx *fakeTx) commitByHand() {
+	if tx.over() != nil {
+		return
+	}
 	tx.apply(false)
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
