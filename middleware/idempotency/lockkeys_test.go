@@ -85,62 +85,101 @@ func TestLockKeysInTheFlow(t *testing.T) {
 }
 
 // Messages of one key are in one lane at a time, in their order, while other keys use the other lanes; also when handlers
-// fail, panic or meet contention now and then.
+// fail, panic, stand still or meet contention now and then, and the store fails in every call.
 func TestAKeyIsInOneLaneAtATime(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range uint64(40) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			o := &orderRun{random: rand.New(rand.NewPCG(seed, 1)), next: map[byte]int{}, running: map[byte]int{}} //nolint:gosec // a test
 			bubble(t, func(c *Config, s *fakeStore) {
 				keyed(c)
-				s.several(4)
-				c.BatchSize = 5
-			}, func(e *env) {
-				random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a test
-				var uuids []string
-				next := map[byte]int{}
-				for range 60 {
-					key := "jklm-"[random.IntN(5)]
-					next[key]++
-					uuids = append(uuids, fmt.Sprintf("%c%d", key, next[key]))
+				s.several(1 + int(seed%4))
+				s.info.Parts = seed%3 > 0
+				c.BatchSize = []int{1, 2, 5, 100}[seed/4%4]
+				c.Atomicity = Atomicity(seed / 2 % 2)
+				if seed%8 < 4 {
+					return
 				}
-				var mu sync.Mutex
-				running, most := map[byte]int{}, 0
-				h := e.marking(func(msg *message.Message) error {
-					key := msg.UUID[0]
-					mu.Lock()
-					running[key]++
-					if running[key] > 1 && key != '-' {
-						e.Errorf("%d handlers of key %c", running[key], key)
-					}
-					sum := 0
-					for _, n := range running {
-						sum += n
-					}
-					most = max(most, sum)
-					dice := random.IntN(20)
-					mu.Unlock()
-					defer func() {
-						mu.Lock()
-						running[key]--
-						mu.Unlock()
-					}()
-					time.Sleep(time.Duration(dice) * time.Millisecond)
-					switch dice {
-					case 1:
-						return errHandler
-					case 2:
-						return errBusy
-					case 3:
-						panic("by hand")
-					}
-					return nil
-				})
-				e.inOrder(h, strings.Join(uuids, " "))
-				e.wantInOrder(strings.Join(uuids, " "))
+				for _, put := range placeFault() {
+					put(s, func(int) error { return o.fault() })
+				}
+			}, func(e *env) {
+				o.e = e
+				uuids := o.uuids(60)
+				e.inOrder(e.marking(o.handle), uuids)
+				e.wantInOrder(uuids)
 				e.wantNothingLeft()
-				if most < 2 {
-					e.Errorf("at most %d handlers ran at a time", most)
+				if e.m.lanes.all > 1 && o.most < 2 {
+					e.Errorf("at most %d handlers ran at a time", o.most)
 				}
 			})
 		})
 	}
+}
+
+// orderRun is one run of that test.
+type orderRun struct {
+	e *env
+
+	mu            sync.Mutex
+	random        *rand.Rand
+	next, running map[byte]int
+	most          int
+}
+
+func (o *orderRun) uuids(n int) string {
+	var uuids []string
+	for range n {
+		key := "jklm-"[o.random.IntN(5)]
+		o.next[key]++
+		uuids = append(uuids, fmt.Sprintf("%c%d", key, o.next[key]))
+	}
+	return strings.Join(uuids, " ")
+}
+
+// fault is an error of the store, now and then.
+func (o *orderRun) fault() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch o.random.IntN(40) {
+	case 0:
+		return errBusy
+	case 1:
+		return errGone
+	case 2:
+		return errSQL
+	default:
+		return nil
+	}
+}
+
+func (o *orderRun) handle(msg *message.Message) error {
+	key := msg.UUID[0]
+	o.mu.Lock()
+	if o.running[key]++; o.running[key] > 1 && key != '-' {
+		o.e.Errorf("%d handlers of key %c", o.running[key], key)
+	}
+	sum := 0
+	for _, n := range o.running {
+		sum += n
+	}
+	o.most = max(o.most, sum)
+	dice := o.random.IntN(50)
+	o.mu.Unlock()
+	defer func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.running[key]--
+	}()
+	time.Sleep(time.Duration(dice%20) * time.Millisecond)
+	switch dice {
+	case 1, 2:
+		return errHandler
+	case 3, 4:
+		return errBusy
+	case 5:
+		panic("by hand")
+	case 6:
+		return errGone
+	}
+	return nil
 }
