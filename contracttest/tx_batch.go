@@ -8,10 +8,12 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/penstock-mq/penstock/middleware/idempotency"
+	"github.com/penstock-mq/penstock/middleware/receipts"
 )
 
 // batchClauses are about messages that share a transaction.
@@ -23,6 +25,21 @@ func batchClauses[T any]() []txClause[T] {
 				Text: "batch, per message: one bad message leaves the others committed and acked once",
 			},
 			check: oneBad[T],
+		},
+		{
+			Clause: Clause{
+				ID: "T12/permanent", Name: "batch, one message given up",
+				Text: "batch, per message: one message that its handler gives up is diverted; the others are committed and acked once",
+			},
+			check: oneGivenUp[T],
+		},
+		{
+			Clause: Clause{
+				ID: "T12/slow", Name: "batch of slow handlers",
+				Text: "a batch takes up no more messages once its handlers ran BatchTime: slow handlers do not wait for each other's " +
+					"commit",
+			},
+			check: slowHandlers[T],
 		},
 		{
 			Clause: Clause{
@@ -136,11 +153,80 @@ func oneBad[T any](ctx context.Context, e *txEnv[T]) error {
 	if r := c.m.Report(); r.Failed != uint64(len(names)) || r.Returned != 0 {
 		return fmt.Errorf("%d attempts were charged and %d deliveries returned; want %d and none", r.Failed, r.Returned, len(names))
 	}
-	want := once(c.with(all...)...)
-	if err := e.balance(ctx, want); err != nil {
+	if err := e.balance(ctx, once(c.with(all...)...)); err != nil {
 		return err
 	}
 	return out.holds(all)
+}
+
+// oneGivenUp has one message of a batch that its handler gives up: it is diverted, and the others are committed.
+func oneGivenUp[T any](ctx context.Context, e *txEnv[T]) error {
+	ids := e.ids(batchSize)
+	bad := ids[batchSize/2]
+	c, err := e.crowd(ctx, plan[T]{handle: func(ctx context.Context, tx T, msg *message.Message) error {
+		if err := e.apply(ctx, tx, msg); err != nil {
+			return err
+		}
+		if msg.UUID == bad {
+			return idempotency.Permanent(errors.New("a message that can never be handled"))
+		}
+		return nil
+	}})
+	if err != nil {
+		return err
+	}
+	place, err := c.gather(ctx, ids...)
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		if err := e.ackedTimes(ctx, id, 1); err != nil {
+			return err
+		}
+	}
+	if err := c.ledger.together(place, ids...); err != nil {
+		return err
+	}
+	if r := c.m.Report(); r.Failed+r.Returned > 0 || r.Diverted != 1 {
+		return fmt.Errorf("%d failed, %d returned, %d diverted; want none but one diverted", r.Failed, r.Returned, r.Diverted)
+	}
+	good := slices.DeleteFunc(ids, func(id string) bool { return id == bad })
+	want := once(c.with(good...)...)
+	want.dead = map[receipts.DeadLetterKind]int{receipts.KindPermanent: 1}
+	return e.balance(ctx, want)
+}
+
+// slowHandlers has a batch's handlers each take longer than a batch may take up messages: each has to be committed on its
+// own, as where there are no batches.
+func slowHandlers[T any](ctx context.Context, e *txEnv[T]) error {
+	const batchTime = 50 * time.Millisecond
+	ids := e.ids(batchSize)
+	c, err := e.crowd(ctx, plan[T]{
+		config: idempotency.Config{BatchTime: batchTime},
+		handle: func(ctx context.Context, tx T, msg *message.Message) error {
+			return errors.Join(e.apply(ctx, tx, msg), pause(ctx, batchTime+batchTime/10))
+		},
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := c.gather(ctx, ids...); err != nil {
+		return err
+	}
+	for _, id := range ids {
+		if err := e.ackedTimes(ctx, id, 1); err != nil {
+			return err
+		}
+	}
+	in := c.ledger.committed()
+	alone := map[int]bool{}
+	for _, id := range ids {
+		alone[in[id]] = true
+	}
+	if len(alone) != len(ids) {
+		return fmt.Errorf("%d messages with slow handlers were committed in %d transactions", len(ids), len(alone))
+	}
+	return e.balance(ctx, once(c.with(ids...)...))
 }
 
 // parts tells whether the store can undo one message's work alone.

@@ -43,7 +43,9 @@ func (e *txEnv[T]) crowd(ctx context.Context, p plan[T]) (*crowd[T], error) {
 	if p.config.Lanes == 0 {
 		p.config.Lanes = 1
 	}
-	p.config.BatchTime = time.Minute // however slow the machine
+	if p.config.BatchTime == 0 {
+		p.config.BatchTime = time.Minute // however slow the machine
+	}
 	own := p.wrap
 	p.wrap = func(s receipts.Store[T]) receipts.Store[T] {
 		if own != nil {

@@ -69,8 +69,12 @@ func handlerEnds[T any](ctx context.Context, e *txEnv[T]) error {
 			}
 		}
 	}
-	if n := c.m.Report().Replayed; n > 0 {
-		return fmt.Errorf("%d messages were taken for replays", n)
+	r := c.m.Report()
+	if r.Replayed > 0 {
+		return fmt.Errorf("%d messages were taken for replays", r.Replayed)
+	}
+	if ended := uint64(len(how)); r.Failed > ended {
+		return fmt.Errorf("%d attempts were charged, and %d handlers ended the transaction", r.Failed, ended)
 	}
 	want, err := e.nothingLost(ctx, c.with(all...))
 	if err != nil {

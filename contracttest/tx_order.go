@@ -31,6 +31,14 @@ func orderKeyClauses[T any]() []txClause[T] {
 		},
 		{
 			Clause: Clause{
+				ID: "T24/batch", Name: "order keys inside batches", Capability: "ordered",
+				Text: "order key, with several messages of a key in one batch, and in batches that follow each other: when one fails, " +
+					"no later one of its key runs before it has succeeded",
+			},
+			check: keysInBatches[T],
+		},
+		{
+			Clause: Clause{
 				ID: "T24/shutdown", Name: "order keys at shutdown", Capability: "ordered",
 				Text: "shutdown while a failing message holds back others of its key: it ends in time, and what was held comes again",
 			},
@@ -53,6 +61,9 @@ const (
 	orderSlots  = 4
 )
 
+// errHoldsBack is the error of the failing message.
+var errHoldsBack = errors.New("the message that holds back its key")
+
 // procession is a run of messages of several keys, and what was seen of it.
 type procession struct {
 	mu    sync.Mutex
@@ -62,9 +73,13 @@ type procession struct {
 	done  map[string]bool // its handler has returned nil
 	ran   attempts
 	wrong error // the first message that ran before its turn
-	// failing is the message whose handler fails until it is told otherwise.
+	// failing is the message whose handler fails until it is told otherwise, or for that many times, where this is set.
 	failing string
 	healed  atomic.Bool
+	times   int
+	err     error // errHoldsBack, unless it is set
+	// takes is how long each handler takes.
+	takes time.Duration
 }
 
 // procession makes messages of some keys in turns, and some without a key. Some are for the filter to drop.
@@ -91,15 +106,15 @@ func (e *txEnv[T]) procession(filtered bool) (*procession, []sdk.Message) {
 	return p, msgs
 }
 
-// handle applies effects, notes who runs before his turn, and lets one message fail until it is healed.
-func (p *procession) handle(id string, apply func() error) error {
-	p.ran.next(id)
+// handle applies effects, notes who runs before his turn, and lets one message fail.
+func (p *procession) handle(ctx context.Context, id string, apply func() error) error {
+	run := p.ran.next(id)
 	p.begin(id)
-	if err := apply(); err != nil {
+	if err := errors.Join(apply(), pause(ctx, p.takes)); err != nil {
 		return err
 	}
-	if id == p.failing && !p.healed.Load() {
-		return errors.New("the message that holds back its key")
+	if id == p.failing && !p.healed.Load() && (p.times == 0 || run <= p.times) {
+		return cmp.Or(p.err, errHoldsBack)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,9 +193,11 @@ func (e *txEnv[T]) marching(p *procession, l *ledger, outer message.HandlerMiddl
 			OrderKey:     func(msg *message.Message) string { return msg.Metadata.Get(keyField) },
 			RetryBackoff: sdk.Backoff{Min: 10 * time.Millisecond, Max: 50 * time.Millisecond},
 		},
-		wrap: func(s receipts.Store[T]) receipts.Store[T] { return ledgerStore[T]{Store: s, l: l} },
+		wrap: func(s receipts.Store[T]) receipts.Store[T] {
+			return ledgerStore[T]{Store: busyStore[T]{Store: s, b: &busy{}}, l: l} // which knows errBusy
+		},
 		handle: func(ctx context.Context, tx T, msg *message.Message) error {
-			return p.handle(msg.UUID, func() error { return e.apply(ctx, tx, msg) })
+			return p.handle(ctx, msg.UUID, func() error { return e.apply(ctx, tx, msg) })
 		},
 	}
 }
@@ -205,6 +222,7 @@ func keysInOrder[T any](ctx context.Context, e *txEnv[T]) error {
 // march is one procession from its start to its end. It returns what reached the handler.
 func (e *txEnv[T]) march(ctx context.Context, outer message.HandlerMiddleware, filtered bool) ([]string, error) {
 	p, msgs := e.procession(filtered)
+	p.takes = time.Millisecond // so that lanes overlap
 	l := &ledger{}
 	c, err := e.consume(ctx, e.marching(p, l, outer))
 	if err != nil {
@@ -249,6 +267,65 @@ func (p *procession) committed(l *ledger) error {
 		}
 	}
 	return nil
+}
+
+// keysInBatches has a message fail twice whose followers are pending with it: all in one batch, in batches of two, and where
+// all messages of a batch stand or fall together.
+func keysInBatches[T any](ctx context.Context, e *txEnv[T]) error {
+	var all []string
+	for _, way := range []struct {
+		name string
+		size int
+		idempotency.Atomicity
+		err error
+	}{
+		{"all in one batch", 0, idempotency.PerMessage, nil},
+		{"batches of two", 2, idempotency.PerMessage, nil},
+		{"all or nothing", 0, idempotency.PerBatch, nil},
+		{"all or nothing, batches of two", 2, idempotency.PerBatch, nil},
+		{"contention", 0, idempotency.PerMessage, errBusy},
+		{"contention, all or nothing", 0, idempotency.PerBatch, errBusy},
+	} {
+		p, msgs := e.procession(false)
+		p.times, p.err = 2, way.err
+		l := &ledger{}
+		march := e.marching(p, l, outers()["nothing"])
+		march.window++ // for the plug
+		march.config.BatchSize, march.config.Atomicity = way.size, way.Atomicity
+		ids, err := e.marchTogether(ctx, march, msgs)
+		if err := errors.Join(err, p.violation()); err != nil {
+			return fmt.Errorf("%s: %w", way.name, err)
+		}
+		if n := p.ran.of(p.failing); n < 3 {
+			return fmt.Errorf("%s: the failing message ran %d times", way.name, n)
+		}
+		if err := p.committed(l); err != nil {
+			return fmt.Errorf("%s: %w", way.name, err)
+		}
+		all = append(all, ids...)
+	}
+	return e.balance(ctx, once(all...))
+}
+
+// marchTogether has messages pending together, waits until all of them are acked, and gives all that took effect.
+func (e *txEnv[T]) marchTogether(ctx context.Context, march plan[T], msgs []sdk.Message) ([]string, error) {
+	c, err := e.crowd(ctx, march)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := c.gatherAll(ctx, msgs...); err != nil {
+		return nil, err
+	}
+	for _, msg := range msgs {
+		if err := e.ackedTimes(ctx, msg.ID, 1); err != nil {
+			return nil, err
+		}
+	}
+	ids := c.with()
+	for _, msg := range msgs {
+		ids = append(ids, msg.ID)
+	}
+	return ids, errors.Join(e.quiet(ctx), c.stop())
 }
 
 // keysAtShutdown ends a consumer, under a limiter, while one message of a key fails and the others of it wait. What was not
