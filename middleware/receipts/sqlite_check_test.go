@@ -43,7 +43,7 @@ func TestCheckAccepts(t *testing.T) {
 			for range 2 {
 				info, err := s.Check(t.Context())
 				must(t, err)
-				if info.Dialect != "sqlite" || info.Lanes != 1 || info.Pool != pool || info.Schema != 1 || len(info.Warnings) != 0 {
+				if info.Dialect != "sqlite" || info.Lanes != 1 || info.Pool != pool || info.Schema != 2 || len(info.Warnings) != 0 {
 					t.Errorf("Check with a pool of %d: %+v", pool, info)
 				}
 			}
@@ -220,7 +220,7 @@ func TestCheckSchema(t *testing.T) {
 		_, checkErr := s.Check(t.Context())
 		for what, err := range map[string]error{"Check": checkErr, "Migrate": s.Migrate(t.Context())} {
 			if !errors.Is(err, receipts.ErrSchemaNewer) || !strings.Contains(err.Error(), "version 8") ||
-				!strings.Contains(err.Error(), "this code has version 1") {
+				!strings.Contains(err.Error(), "this code has version 2") {
 				t.Errorf("%s on a newer schema: %v, want ErrSchemaNewer with both versions", what, err)
 			}
 		}

@@ -15,6 +15,8 @@ type sqliteQueries struct {
 	unsent, unsentOf, outputsOf  string
 	markSentOne, markSentMany    string
 	deadLetters                  string
+	park, parkedKeys             string
+	parked, unpark               string
 	stats                        string
 	resolve, hasSchema, versions string
 	tables                       string
@@ -50,14 +52,23 @@ func newSQLiteQueries(prefix string) sqliteQueries {
 		deadLetters: p(`SELECT scope, identity_key, fingerprint, kind, reason, consumer, handler, topic, uuid, metadata, payload,
 	created_at FROM penstock_dead_letters ORDER BY created_at, id LIMIT ?`),
 
+		park: p(`INSERT INTO penstock_parked (scope, order_key, digest, handler, topic, uuid, metadata, payload, created_at)
+	VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`),
+		parkedKeys: p(`SELECT order_key, count(*) FROM penstock_parked WHERE scope = ? GROUP BY order_key ORDER BY min(position)`),
+		parked: p(`SELECT position, scope, order_key, handler, topic, uuid, metadata, payload, created_at FROM penstock_parked
+	WHERE scope = ? AND order_key = ? AND position > ? ORDER BY position LIMIT ?`),
+		unpark: p(`DELETE FROM penstock_parked WHERE position IN (%s)`),
+
 		stats: p(`SELECT CASE WHEN m.nonce IS NULL THEN 'torn' WHEN r.state = 2 THEN 'diverted' ELSE 'done' END, '', count(*), NULL
 	FROM penstock_receipts r LEFT JOIN penstock_markers m ON m.nonce = r.nonce GROUP BY 1
 	UNION ALL SELECT 'dead', kind, count(*), NULL FROM penstock_dead_letters GROUP BY kind
 	UNION ALL SELECT 'outputs', '', count(*), NULL FROM penstock_outputs
+	UNION ALL SELECT 'parked', '', count(*), NULL FROM penstock_parked
 	UNION ALL SELECT 'unsent', '', count(*), min(created_at) FROM (` + unsentOutputs + `)`),
 
 		resolve: p(`SELECT count(*) FROM penstock_markers WHERE nonce = ?`),
-		tables: p(`SELECT column1 FROM (VALUES ('penstock_receipts'), ('penstock_markers'), ('penstock_outputs'), ('penstock_dead_letters'))
+		tables: p(`SELECT column1 FROM (VALUES ('penstock_receipts'), ('penstock_markers'), ('penstock_outputs'), ('penstock_dead_letters'),
+	('penstock_parked'))
 	WHERE NOT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = column1 COLLATE NOCASE) LIMIT 1`),
 		hasSchema: p(`SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'penstock_schema' COLLATE NOCASE`),
 		versions:  p(`SELECT version, compatible_from FROM penstock_schema ORDER BY version DESC LIMIT 1`),

@@ -240,6 +240,8 @@ func (s *Stats) add(what, label string, n int, oldest sql.NullInt64) {
 		s.Torn = n
 	case "outputs":
 		s.Outputs = n
+	case "parked":
+		s.Parked = n
 	case "dead":
 		s.DeadLetters[DeadLetterKind(label)] = n
 	case "unsent":

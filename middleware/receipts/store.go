@@ -278,6 +278,8 @@ type Stats struct {
 	OldestUnsent time.Time
 	// Outputs counts all stored outputs.
 	Outputs int
+	// Parked counts messages that are set aside, where the store is a Parker.
+	Parked int
 	// DeadLetters counts dead letters by kind.
 	DeadLetters map[DeadLetterKind]int
 }
