@@ -20,6 +20,7 @@ func (d *DeliveryInfo) Copy(again int) *DeliveryInfo {
 		Limits:      d.Limits,
 		origin:      d.origin,
 		try:         d.try,
+		ending:      d.ending,
 	}
 }
 
@@ -62,9 +63,4 @@ func (d *DeliveryInfo) clock(runs bool) {
 // Ending is closed when the subscription ends: no more is handed out, what was is waited for. A message that is held back
 // has to be nacked then, still held: it goes back to the broker at once and without delay. It is nil, and so never closed, for a delivery that no
 // [Subscriber] made.
-func (d *DeliveryInfo) Ending() <-chan struct{} {
-	if d.origin == nil {
-		return nil
-	}
-	return d.origin.session.sub.life.Done()
-}
+func (d *DeliveryInfo) Ending() <-chan struct{} { return d.ending }

@@ -34,8 +34,9 @@ type DeliveryInfo struct {
 
 	delay atomic.Int64 // 0: not set; else nanoseconds, at least 1
 
-	origin *inflight // nil where no Subscriber made it
-	try    *try      // the attempt of origin that it belongs to
+	origin *inflight       // nil where no Subscriber took it from a broker
+	try    *try            // the attempt of origin that it belongs to
+	ending <-chan struct{} // of the subscription
 }
 
 // RequeueAfter sets the delay for the Nack that follows; without it the subscription's backoff applies. A delay below

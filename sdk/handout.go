@@ -13,7 +13,7 @@ func (s *subscription) prepare(e *inflight) {
 	t.info.Token = e.delivery.Token
 	t.info.Topic, t.info.Group = s.topic, s.owner.cfg.Group
 	t.info.Limits = e.session.limits
-	t.info.origin, t.info.try = e, t
+	t.info.origin, t.info.try, t.info.ending = e, t, s.life.Done()
 	t.deliveryContext = deliveryContext{Context: ctx, info: &t.info}
 	if e.delivery.Err == nil {
 		t.msg = toWatermill(t, &e.delivery.Message)

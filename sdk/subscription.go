@@ -85,6 +85,7 @@ func (s *subscription) start(ctx context.Context, first *session) {
 	handedOut := make(chan struct{})
 	go func() {
 		defer close(handedOut)
+		s.greet(first.limits)
 		s.handOut()
 	}()
 	s.unhook = context.AfterFunc(ctx, s.end)
