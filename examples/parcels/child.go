@@ -20,8 +20,9 @@ type child struct {
 	stderr lockedBuffer
 	exited chan struct{} // closed when it has ended and all it wrote was read
 
-	replayed uint64 // after exited
-	err      error  // after exited: what Wait said
+	replayed uint64    // after exited
+	last     lastWords // after exited
+	err      error     // after exited: what Wait said
 }
 
 // startChild starts this program again as a consumer.
@@ -56,8 +57,11 @@ func (c *child) watch(stdout io.Reader) {
 	lines := bufio.NewScanner(stdout)
 	for lines.Scan() {
 		var p progress
-		if json.Unmarshal(lines.Bytes(), &p) == nil {
-			c.replayed = max(c.replayed, p.Replayed)
+		if json.Unmarshal(lines.Bytes(), &p) != nil {
+			continue
+		}
+		if c.replayed = max(c.replayed, p.Replayed); p.Last != nil {
+			c.last = *p.Last
 		}
 	}
 	c.err = c.cmd.Wait()

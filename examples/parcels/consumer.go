@@ -53,6 +53,8 @@ type consumerSpec struct {
 // progress is a line of JSON from the consumer to its parent.
 type progress struct {
 	Replayed uint64
+	// Last, where set, are the last words.
+	Last *lastWords `json:",omitempty"`
 }
 
 // runConsumer is the child's main: it consumes until its standard input ends, which also happens when the parent dies.
@@ -84,7 +86,7 @@ func consume(ctx context.Context, spec consumerSpec, out io.Writer) error {
 		return fmt.Errorf("connect to the broker: %w", err)
 	}
 	defer broker.Close(context.Background())
-	death := &trigger{kill: spec.Kill}
+	death := &trigger{kill: spec.Kill, out: out}
 	sub, err := sdk.NewSubscriber(killingDriver{broker, death}, sdk.SubscriberConfig{Group: group, MaxInFlight: window})
 	if err != nil {
 		return fmt.Errorf("make the subscriber: %w", err)
@@ -187,11 +189,11 @@ func applyBare(db *sql.DB, death *trigger) message.NoPublishHandlerFunc {
 		if err := apply(msg.Context(), tx, msg); err != nil {
 			return err
 		}
-		death.pass(beforeCommit, 1)
+		death.pass(beforeCommit, 1, lastWords{Open: 1})
 		if err := tx.Commit(); err != nil {
 			return fmt.Errorf("commit: %w", err)
 		}
-		death.pass(afterCommit, 1)
+		death.pass(afterCommit, 1, lastWords{Committed: 1})
 		return nil
 	}
 }

@@ -37,6 +37,7 @@ type demo struct {
 	tally    *tally
 
 	kills    map[point]int
+	words    lastWords // of all that were killed
 	replayed uint64
 }
 
@@ -81,6 +82,7 @@ func runDemo(ctx context.Context, opts options, stdout, stderr io.Writer) error 
 	}
 	result.deliveries, _, _ = d.tally.counts()
 	result.events, result.replayed, result.kills, result.planned = opts.events, d.replayed, d.kills, opts.kills
+	result.words = d.words
 	result.bare, result.took = opts.bare, time.Since(start)
 	return result.print(stdout)
 }
@@ -131,7 +133,11 @@ func (d *demo) publish(ctx context.Context) error {
 
 // consumers starts one process after the other: one for each kill, and one that survives.
 func (d *demo) consumers(ctx context.Context) error {
-	for _, k := range planKills(d.opts.kills, d.opts.events, d.opts.seed) {
+	kinds := points()
+	if d.opts.bare {
+		kinds = barePoints()
+	}
+	for _, k := range planKills(kinds, d.opts.kills, d.opts.events, d.opts.seed) {
 		if err := d.shortLife(ctx, k); err != nil {
 			return err
 		}
@@ -160,6 +166,8 @@ func (d *demo) shortLife(ctx context.Context, k kill) error {
 	defer func() {
 		victim.kill()
 		d.replayed += victim.replayed
+		d.words.Open += victim.last.Open
+		d.words.Committed += victim.last.Committed
 	}()
 	target := len(d.sent) // it dies before
 	if k.Point == atRandom {

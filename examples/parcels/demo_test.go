@@ -61,7 +61,7 @@ func row(t *testing.T, out, name string) int {
 func TestEveryEventTakesEffectOnce(t *testing.T) {
 	t.Parallel()
 	var out, progress bytes.Buffer
-	err := runDemo(t.Context(), options{events: 300, seed: 3, kills: 4}, &out, &progress)
+	err := runDemo(t.Context(), options{events: 300, seed: 3, kills: 5}, &out, &progress)
 	require.NoError(t, err, out.String())
 	assert.Contains(t, out.String(), "KEPT")
 	assert.Equal(t, row(t, out.String(), "distinct"), row(t, out.String(), "effects"))
@@ -74,6 +74,13 @@ func TestEveryEventTakesEffectOnce(t *testing.T) {
 		assert.Equal(t, 1, strings.Count(progress.String(), string(p)), "kills %s", p)
 	}
 	assert.Contains(t, progress.String(), "100 %")
+	assert.Less(t, row(t, out.String(), "commits"), row(t, out.String(), "receipts"), "some messages shared a transaction")
+	inside := regexp.MustCompile(`Killed inside a transaction: the work of (\d+) messages was gone`).FindStringSubmatch(out.String())
+	require.NotNil(t, inside, out.String())
+	undone, err := strconv.Atoi(inside[1])
+	require.NoError(t, err)
+	assert.GreaterOrEqual(t, undone, 2, "one kill before COMMIT, one between two messages")
+	assert.Regexp(t, `Killed after COMMIT: \d+ messages came again, and changed nothing`, out.String())
 }
 
 // The verdict can fail: without the middleware duplicates take effect again.
@@ -86,6 +93,7 @@ func TestTheVerdictFailsWithoutTheMiddleware(t *testing.T) {
 	assert.Contains(t, out.String(), "took effect more than once")
 	assert.Greater(t, row(t, out.String(), "effects"), row(t, out.String(), "distinct"))
 	assert.Zero(t, row(t, out.String(), "receipts"))
+	assert.NotContains(t, out.String(), "Killed", "nothing is said of what the middleware would have done")
 }
 
 func TestADatabaseIsKeptOnlyWhereAskedFor(t *testing.T) {

@@ -93,11 +93,11 @@ func TestExpect(t *testing.T) {
 
 func TestPlanKills(t *testing.T) {
 	t.Parallel()
-	for _, size := range []struct{ kills, events int }{{0, 1}, {1, 50}, {5, 250}, {8, 3000}, {60, 3000}} {
+	for _, size := range []struct{ kills, events int }{{0, 1}, {1, 50}, {5, 250}, {10, 3000}, {60, 3000}} {
 		for seed := range uint64(20) {
-			kills := planKills(size.kills, size.events, seed)
+			kills := planKills(points(), size.kills, size.events, seed)
 			require.Len(t, kills, size.kills)
-			assert.Equal(t, kills, planKills(size.kills, size.events, seed))
+			assert.Equal(t, kills, planKills(points(), size.kills, size.events, seed))
 			total := 0
 			for i, k := range kills {
 				assert.Equal(t, points()[i%len(points())], k.Point)
@@ -116,7 +116,7 @@ func TestParseOptions(t *testing.T) {
 		want    options
 		wantErr string
 	}{
-		"none":         {want: options{events: 3000, seed: 1, kills: 8}},
+		"none":         {want: options{events: 3000, seed: 1, kills: 10}},
 		"all":          {args: "-n 400 -seed 9 -kills 2 -dir d -bare", want: options{events: 400, seed: 9, kills: 2, dir: "d", bare: true}},
 		"few events":   {args: "-n 120", want: options{events: 120, seed: 1, kills: 2}},
 		"very few":     {args: "-n 1", want: options{events: 1, seed: 1}},

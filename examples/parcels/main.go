@@ -80,7 +80,7 @@ type options struct {
 }
 
 // defaultKills is twice each kind; fewer events get fewer.
-const defaultKills = 8
+const defaultKills = 10
 
 func (o *options) flags() *flag.FlagSet {
 	flags := flag.NewFlagSet("parcels", flag.ContinueOnError)

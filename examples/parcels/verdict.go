@@ -26,6 +26,7 @@ type result struct {
 	foreign   int // effects that are no valid copy of their event
 	drifted   int // parcels whose state or count does not follow from the scans
 	receipts  int
+	commits   int
 	torn      int
 	conflicts int
 	refused   int
@@ -34,6 +35,7 @@ type result struct {
 	deliveries int
 	replayed   uint64
 	kills      map[point]int
+	words      lastWords // of those killed
 	planned    int
 	bare       bool
 	took       time.Duration
@@ -116,6 +118,7 @@ func (r *result) readCounts(ctx context.Context, db *sql.DB) error {
 			                  AND s.status = p.status AND s.depot = p.depot)`},
 		{&r.receipts, `
 			SELECT count(*) FROM penstock_receipts r JOIN penstock_markers m ON m.nonce = r.nonce WHERE r.state = 1`},
+		{&r.commits, `SELECT count(*) FROM penstock_markers`},
 		{&r.torn, `SELECT count(*) FROM penstock_receipts WHERE nonce NOT IN (SELECT nonce FROM penstock_markers)`},
 		{&r.conflicts, `SELECT count(*) FROM penstock_dead_letters WHERE kind = 'conflict'`},
 		{&r.refused, `SELECT count(*) FROM penstock_dead_letters WHERE kind = 'refused'`},
@@ -175,6 +178,7 @@ func (r *result) print(out io.Writer) error {
 		{"distinct", len(r.want.valid), "identities with a valid payload"},
 		{"effects", r.effects, "rows in the application's table"},
 		{"receipts", r.receipts, "committed with their effect"},
+		{"commits", r.commits, "transactions: what is in flight shares one"},
 		{"replays", r.replayed, "recognised as done, changed nothing"},
 		{"conflicts", r.conflicts, "same identity, other payload: diverted"},
 		{"refused", r.refused, "invalid payload: diverted"},
@@ -191,6 +195,7 @@ func (r *result) print(out io.Writer) error {
 	t.Render()
 	wrong := r.complaints()
 	if len(wrong) == 0 {
+		r.tell(out)
 		fmt.Fprintf(out, "KEPT: every event took effect once (%.1f s)\n", r.took.Seconds())
 		return nil
 	}
@@ -199,4 +204,14 @@ func (r *result) print(out io.Writer) error {
 		fmt.Fprintln(out, "That is what happens without the middleware: leave -bare away.")
 	}
 	return errVerdict
+}
+
+// tell says in words what the kills did.
+func (r *result) tell(out io.Writer) {
+	if r.words.Open > 0 {
+		fmt.Fprintf(out, "Killed inside a transaction: the work of %d messages was gone, and was done again.\n", r.words.Open)
+	}
+	if r.words.Committed > 0 {
+		fmt.Fprintf(out, "Killed after COMMIT: %d messages came again, and changed nothing.\n", r.words.Committed)
+	}
 }

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-mq/penstock/middleware/receipts"
+)
+
+// freshTx is a transaction in which every claim is fresh, but those with the key "held".
+type freshTx struct{ receipts.Tx[*sql.Tx] }
+
+func (freshTx) Claim(_ context.Context, claims []receipts.Claim) ([]receipts.ClaimResult, error) {
+	results := make([]receipts.ClaimResult, len(claims))
+	for i, c := range claims {
+		results[i].Status = receipts.ClaimFresh
+		if string(c.Key) == "held" {
+			results[i].Status = receipts.ClaimHeld
+		}
+	}
+	return results, nil
+}
+
+func (freshTx) Unclaim(context.Context, []receipts.Claim) error { return nil }
+func (freshTx) Keep(context.Context) error                      { return nil }
+func (freshTx) Commit(context.Context) error                    { return nil }
+
+func claims(keys ...string) []receipts.Claim {
+	list := make([]receipts.Claim, len(keys))
+	for i, k := range keys {
+		list[i].Key = []byte(k)
+	}
+	return list
+}
+
+// A point is passed once for each message whose work is in the transaction at that moment; the point between two messages is
+// passed only where there is another one to come.
+func TestPointsAreCountedInMessages(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		claimed   []receipts.Claim
+		unclaimed []receipts.Claim
+		kept      int
+		between   int64
+		commit    int64
+	}{
+		"a lone message":   {claimed: claims("a"), commit: 1},
+		"three":            {claimed: claims("a", "b", "c"), kept: 3, between: 2, commit: 3},
+		"with a duplicate": {claimed: claims("a", "held", "c"), kept: 2, between: 1, commit: 2},
+		"one failed":       {claimed: claims("a", "b", "c"), kept: 2, between: 2, unclaimed: claims("b"), commit: 2},
+		"all duplicates":   {claimed: claims("held")},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for p, want := range map[point]int64{midBatch: test.between, beforeCommit: test.commit, afterCommit: test.commit} {
+				death := &trigger{kill: kill{Point: p, After: 1000}}
+				tx := &killingTx{Tx: freshTx{}, trigger: death}
+				_, err := tx.Claim(t.Context(), test.claimed)
+				require.NoError(t, err)
+				for range test.kept {
+					require.NoError(t, tx.Keep(t.Context()))
+				}
+				require.NoError(t, tx.Unclaim(t.Context(), test.unclaimed))
+				require.NoError(t, tx.Commit(t.Context()))
+				assert.Equal(t, want, death.passed.Load(), p)
+			}
+		})
+	}
+}
+
+func TestLastWordsAreProgress(t *testing.T) {
+	t.Parallel()
+	line, err := json.Marshal(progress{Last: &lastWords{Open: 3}})
+	require.NoError(t, err)
+	var p progress
+	require.NoError(t, json.Unmarshal(line, &p))
+	assert.Equal(t, &lastWords{Open: 3}, p.Last)
+	line, err = json.Marshal(progress{Replayed: 2})
+	require.NoError(t, err)
+	assert.NotContains(t, string(line), "Last")
+}
+
+func TestTellSaysWhatTheKillsDid(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	(&result{}).tell(&out)
+	assert.Empty(t, out.String(), "no kill did anything")
+	(&result{words: lastWords{Open: 7, Committed: 4}}).tell(&out)
+	assert.Equal(t, "Killed inside a transaction: the work of 7 messages was gone, and was done again.\n"+
+		"Killed after COMMIT: 4 messages came again, and changed nothing.\n", out.String())
+}
