@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -60,7 +61,7 @@ func heldElsewhere[T any](ctx context.Context, e *txEnv[T]) error {
 		return err
 	}
 	ids := e.ids(heldBatch)
-	held, others := ids[heldBatch/2], append(ids[:heldBatch/2:heldBatch/2], ids[heldBatch/2+1:]...)
+	held, others := ids[heldBatch/2], slices.Concat(ids[:heldBatch/2], ids[heldBatch/2+1:])
 	other, err := e.claimAs(ctx, c.ledger, first[0], held)
 	if err != nil {
 		return err

@@ -131,10 +131,10 @@ func (t busyTx[T]) Claim(ctx context.Context, claims []receipts.Claim) ([]receip
 }
 
 // Part begins a part, unless somebody is in the way.
-func (t busyTx[T]) Part(ctx context.Context) error { return orElse(t.b.met(stepPart), ctx, t.Tx.Part) }
+func (t busyTx[T]) Part(ctx context.Context) error { return orElse(ctx, t.b.met(stepPart), t.Tx.Part) }
 
 // Keep keeps a part, unless somebody is in the way.
-func (t busyTx[T]) Keep(ctx context.Context) error { return orElse(t.b.met(stepKeep), ctx, t.Tx.Keep) }
+func (t busyTx[T]) Keep(ctx context.Context) error { return orElse(ctx, t.b.met(stepKeep), t.Tx.Keep) }
 
 // AddOutputs stores outputs, unless somebody is in the way.
 func (t busyTx[T]) AddOutputs(ctx context.Context, outputs []receipts.Output) ([]receipts.Output, error) {
@@ -152,7 +152,7 @@ func (t busyTx[T]) Commit(ctx context.Context) error {
 	return t.Tx.Commit(ctx)
 }
 
-func orElse(err error, ctx context.Context, call func(context.Context) error) error {
+func orElse(ctx context.Context, err error, call func(context.Context) error) error {
 	if err != nil {
 		return err
 	}

@@ -161,7 +161,7 @@ func TestEndingTellsWhoHoldsMessagesBack(t *testing.T) {
 				end(r, cancel)
 				<-info.Copy(0).Ending()
 				msg.Nack()
-				for range r.out { //nolint:revive // it closes
+				for range r.out {
 				}
 				if waited := time.Since(start); waited != 0 {
 					t.Errorf("the subscription ended after %v", waited)

@@ -35,10 +35,10 @@ func TestStoreFailsOnceInABatch(t *testing.T) {
 						}
 						c := e.everything()
 						ends, done := []string{"bad:failed"}, "a b out c"
-						if bad := charged[place]; bad != "" && fault != errBusy && fault != errGone {
+						if bad := charged[place]; bad != "" && !errors.Is(fault, errBusy) && !errors.Is(fault, errGone) {
 							ends = append(ends, bad+":failed")
 							done = without(bad, done)
-							if mode == AtMostOnce && fault == receipts.ErrTxEnded && place == "addOutputs" {
+							if mode == AtMostOnce && errors.Is(fault, receipts.ErrTxEnded) && place == "addOutputs" {
 								done = "a b c"
 							}
 						}
@@ -66,10 +66,10 @@ func TestStoreFailsOnceInABatch(t *testing.T) {
 func wantBlame(e *env, fault error) {
 	e.Helper()
 	r := e.m.Report()
-	if contention := fault == errBusy; contention != (r.Contention > 0) {
+	if contention := errors.Is(fault, errBusy); contention != (r.Contention > 0) {
 		e.Errorf("%d times contention", r.Contention)
 	}
-	if outage := fault == errGone; outage != (r.Outages == 1) {
+	if outage := errors.Is(fault, errGone); outage != (r.Outages == 1) {
 		e.Errorf("%d outages", r.Outages)
 	}
 	if r.Refused != 1 || len(e.store.letters) != 1 || r.Returned != 0 {

@@ -41,12 +41,18 @@ func ailments() map[string]ailment {
 		"it nacks":                 {act: func(msg *message.Message, _ func()) error { msg.Nack(); return nil }, ends: "failed", err: errNacked},
 		"it acks, then fails":      {act: func(msg *message.Message, _ func()) error { msg.Ack(); return errHandler }, ends: "failed", err: errHandler},
 		"it fails in the database": {act: returning(fmt.Errorf("insert: %w", errSQL)), ends: "failed", err: errSQL},
-		"it goes away and stops": {act: func(msg *message.Message, cancel func()) error { cancel(); return msg.Context().Err() },
-			ends: "returned", err: context.Canceled},
-		"it goes away and fails": {act: func(_ *message.Message, cancel func()) error { cancel(); return Permanent(errHandler) },
-			ends: "returned", err: context.Canceled},
-		"it is lost and finishes": {act: func(_ *message.Message, cancel func()) error { cancel(); return nil }, ours: true,
-			ends: "returned", err: context.Canceled},
+		"it goes away and stops": {
+			act:  func(msg *message.Message, cancel func()) error { cancel(); return msg.Context().Err() },
+			ends: "returned", err: context.Canceled,
+		},
+		"it goes away and fails": {
+			act:  func(_ *message.Message, cancel func()) error { cancel(); return Permanent(errHandler) },
+			ends: "returned", err: context.Canceled,
+		},
+		"it is lost and finishes": {
+			act: func(_ *message.Message, cancel func()) error { cancel(); return nil }, ours: true,
+			ends: "returned", err: context.Canceled,
+		},
 		"it never asks for its transaction": {change: func(c *Config, _ *fakeStore) { c.RequireTx = true }, ends: "returned", err: ErrTxUnused},
 		"it swallows a failure": {act: func(msg *message.Message, _ func()) error {
 			carrierIn(msg.Context()).spoil(errSQL)
@@ -104,7 +110,7 @@ func badNeighbour(e *env, ill ailment, bad, uuids string) {
 	}
 	e.wantApplied(without(bad, uuids))
 	r := e.m.Report()
-	if n := uint64(len(msgs) - 1); r.Handled != n || r.WithoutTx != 0 && ill.err != ErrTxUnused {
+	if n := uint64(len(msgs) - 1); r.Handled != n || r.WithoutTx != 0 && !errors.Is(ill.err, ErrTxUnused) {
 		e.Errorf("report %+v", r)
 	}
 	if ill.counts == "Diverted" && r.Diverted != 1 || len(e.store.letters) != ill.letters {

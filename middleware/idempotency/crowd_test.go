@@ -247,25 +247,37 @@ func (c *crowd) wantCounted() {
 // claimElsewhere lets a transaction of another process claim a message's identity, until d is over or it is freed.
 func (e *env) claimElsewhere(uuid string, d time.Duration) (free func()) {
 	e.Helper()
-	tx, err := e.store.Begin(context.Background(), receipts.TxOptions{})
+	free, err := e.tryClaimElsewhere(uuid, d)
 	if err != nil {
 		e.Fatal(err)
+	}
+	return free
+}
+
+func (e *env) tryClaimElsewhere(uuid string, d time.Duration) (free func(), err error) {
+	tx, err := e.store.Begin(context.Background(), receipts.TxOptions{})
+	if err != nil {
+		return nil, err
 	}
 	scope, err := e.m.scopeOf("charge", "orders")
 	if err != nil {
-		e.Fatal(err)
+		return nil, err
 	}
 	if _, err := tx.Claim(context.Background(), []receipts.Claim{{Scope: scope, Key: []byte(uuid), Fingerprint: []byte("?"), State: receipts.StateDone}}); err != nil {
-		e.Fatal(err)
+		return nil, err
 	}
 	timer := time.AfterFunc(d, func() { _ = tx.Rollback(context.Background()) })
 	return func() {
 		timer.Stop()
 		_ = tx.Rollback(context.Background())
-	}
+	}, nil
 }
 
 // claimElsewhereLater does so in a goroutine, as soon as it can.
 func (e *env) claimElsewhereLater(uuid string, d time.Duration) {
-	go e.claimElsewhere(uuid, d)
+	go func() {
+		if _, err := e.tryClaimElsewhere(uuid, d); err != nil {
+			e.Error(err)
+		}
+	}()
 }

@@ -111,17 +111,17 @@ func (p *plan) configure(c *Config, s *fakeStore) {
 	}
 	s.onCommit = func(n int) commitFault {
 		err := p.fault("commit", n)
-		if lost := (*lostCommit)(nil); errors.As(err, &lost) {
+		if lost := (*lostCommitError)(nil); errors.As(err, &lost) {
 			return commitFault{lost: true, apply: lost.applied}
 		}
 		return commitFault{err: err}
 	}
 }
 
-// lostCommit is a COMMIT without an answer.
-type lostCommit struct{ applied bool }
+// lostCommitError is a COMMIT without an answer.
+type lostCommitError struct{ applied bool }
 
-func (*lostCommit) Error() string { return "fake: the answer is lost" }
+func (*lostCommitError) Error() string { return "fake: the answer is lost" }
 
 // fault is what goes wrong at the nth call of a method.
 func (p *plan) fault(place string, n int) error {
@@ -138,7 +138,7 @@ func (p *plan) fault(place string, n int) error {
 			return receipts.ErrTxEnded
 		case "lost", "lost but committed":
 			if place == "commit" {
-				return &lostCommit{f.How != "lost"}
+				return &lostCommitError{f.How != "lost"}
 			}
 			return errSQL
 		case "panic":

@@ -133,7 +133,8 @@ func (c *claiming) all(order []int) error {
 // of them are fresh.
 func (c *claiming) insert(size flow, rows []int) error {
 	first := &c.claims[rows[0]]
-	args := append(c.args[:0], c.t.nonce[:], []byte(first.Scope), int64(first.State))
+	args := c.args[:0]
+	args = append(args, c.t.nonce[:], []byte(first.Scope), int64(first.State))
 	for _, i := range rows {
 		claim := &c.claims[i]
 		args = append(args, claim.Key, blob(claim.Fingerprint), claim.At.UnixMicro())
