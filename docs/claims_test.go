@@ -183,9 +183,44 @@ func TestGuaranteesAckAndNackInsideTheHandler(t *testing.T) {
 	assert.EqualValues(t, 2, m.Report().Failed)
 }
 
+// leaveCommitHook gives the plant a store that prevents nothing.
+func (p *plant) leaveCommitHook() {
+	p.t.Helper()
+	var err error
+	p.store, err = receipts.NewSQLite(p.db, receipts.SQLiteOptions{LeaveCommitHook: true})
+	require.NoError(p.t, err)
+}
+
+func TestGuaranteesNobodyButTheStoreCommits(t *testing.T) {
+	t.Parallel()
+	p := newPlant(t)
+	m := p.middleware(idempotency.Config{})
+	var attempt atomic.Int32
+	var told error
+	p.router.AddConsumerHandler("charge", "in", p.sub, m.Handle(func(ctx context.Context, tx *sql.Tx, msg *message.Message) error {
+		if err := apply(ctx, tx, msg); err != nil {
+			return err
+		}
+		switch attempt.Add(1) {
+		case 1:
+			_, told = tx.ExecContext(ctx, "COMMIT")
+			return told
+		case 2:
+			return tx.Commit()
+		}
+		return nil
+	}))
+	p.process(text("a", "1"))
+	require.Error(t, told)
+	report := m.Report()
+	assert.EqualValues(t, []uint64{2, 0, 1}, []uint64{report.Failed, report.Torn, report.Handled})
+	assert.Equal(t, 1, p.count(`SELECT count(*) FROM effects`))
+}
+
 func TestGuaranteesAHandlerThatCommitsLeavesATornReceipt(t *testing.T) {
 	t.Parallel()
 	p := newPlant(t)
+	p.leaveCommitHook()
 	m := p.middleware(idempotency.Config{})
 	p.router.AddConsumerHandler("charge", "in", p.sub, m.Handle(func(ctx context.Context, tx *sql.Tx, msg *message.Message) error {
 		return tx.Commit()
@@ -198,21 +233,28 @@ func TestGuaranteesAHandlerThatCommitsLeavesATornReceipt(t *testing.T) {
 
 func TestGuaranteesWhatIsWrittenAfterAnErrorThatEndsTheTransaction(t *testing.T) {
 	t.Parallel()
-	p := newPlant(t)
-	m := p.middleware(idempotency.Config{})
-	_, err := p.db.ExecContext(t.Context(), `CREATE TABLE taken (id TEXT PRIMARY KEY); INSERT INTO taken VALUES ('x')`)
-	require.NoError(t, err)
-	var attempt atomic.Int32
-	p.router.AddConsumerHandler("charge", "in", p.sub, m.Handle(func(ctx context.Context, tx *sql.Tx, msg *message.Message) error {
-		if attempt.Add(1) <= 2 {
-			_, _ = tx.ExecContext(ctx, `INSERT OR ROLLBACK INTO taken VALUES ('x')`) // ignored
+	for name, effects := range map[string]int{"refused": 1, "one for each attempt": 3} {
+		p := newPlant(t)
+		if effects > 1 {
+			p.leaveCommitHook()
 		}
-		return apply(ctx, tx, msg)
-	}))
-	p.process(text("a", "1"))
-	report := m.Report()
-	assert.Equal(t, []uint64{2, 1, 0}, []uint64{report.Failed, report.Handled, report.Torn})
-	assert.Equal(t, 3, p.count(`SELECT count(*) FROM effects`), "one for each attempt")
+		m := p.middleware(idempotency.Config{})
+		_, err := p.db.ExecContext(t.Context(), `CREATE TABLE taken (id TEXT PRIMARY KEY); INSERT INTO taken VALUES ('x')`)
+		require.NoError(t, err)
+		var attempt atomic.Int32
+		p.router.AddConsumerHandler("charge", "in", p.sub, m.Handle(func(ctx context.Context, tx *sql.Tx, msg *message.Message) error {
+			if attempt.Add(1) > 2 {
+				return apply(ctx, tx, msg)
+			}
+			_, _ = tx.ExecContext(ctx, `INSERT OR ROLLBACK INTO taken VALUES ('x')`) // ignored
+			_ = apply(ctx, tx, msg)                                                  // likewise
+			return nil
+		}))
+		p.process(text("a", "1"))
+		report := m.Report()
+		assert.Equal(t, []uint64{2, 1, 0}, []uint64{report.Failed, report.Handled, report.Torn}, name)
+		assert.Equal(t, effects, p.count(`SELECT count(*) FROM effects`), name)
+	}
 }
 
 func TestGuaranteesAtMostOnceLosesWhatFails(t *testing.T) {

@@ -49,7 +49,8 @@
 // promise.
 //
 // It returns every SQL error. Some can end the transaction: in SQLite an interrupted write (its context ended), a full disk, an
-// I/O error, INSERT OR ROLLBACK; so does ROLLBACK as text. What a handler that ignores one writes after it commits alone,
-// perhaps again at each attempt. The commit then fails with receipts.ErrTxEnded and the message comes again, but those
-// writes stay. For the same reason statements get the handler's context, not one of their own that ends sooner.
+// I/O error, INSERT OR ROLLBACK; so does ROLLBACK as text. A handler that ignores one fails with receipts.ErrTxEnded, and the
+// message comes again. What it writes after it SQLite refuses, as far as the store can hold its commit hook; else that commits
+// alone, perhaps again at each attempt. For the same reason statements get the handler's context, not one of their own that
+// ends sooner.
 package idempotency

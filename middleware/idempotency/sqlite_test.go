@@ -183,8 +183,8 @@ func TestSQLiteHandlersThatBreakTheirTransaction(t *testing.T) {
 		name   string
 		act    func(ctx context.Context, tx *sql.Tx) error
 		err    error // nil: it commits
-		effect int   // of the first delivery
-		torn   int   // receipts left torn by it
+		effect int   // of the first delivery, where nothing prevents that it stays
+		torn   int   // receipts left torn by it, in the same case
 	}{
 		{"swallows a constraint", func(ctx context.Context, tx *sql.Tx) error {
 			exec(ctx, tx, `INSERT INTO effects VALUES ('big', 5000)`)
@@ -206,37 +206,56 @@ func TestSQLiteHandlersThatBreakTheirTransaction(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
+			effect := 0
+			if tt.err == nil {
+				effect = 1
+			}
+			breakTransaction(t, newDatabase(t), tt.act, tt.err, effect, 0)
+		})
+		t.Run(tt.name+", commit hook left alone", func(t *testing.T) {
 			d := newDatabase(t)
-			m := d.middleware(Config{Outputs: &recording{}})
-			msg, _ := withDelivery(deliver("u-1", "p"))
-			err := m.HandleOutputs("t", func(ctx context.Context, tx *sql.Tx, msg *message.Message) ([]*message.Message, error) {
-				if err := applying(ctx, tx, msg); err != nil {
-					return nil, err
-				}
-				return []*message.Message{message.NewMessage("o-1", nil)}, tt.act(ctx, tx)
-			})(msg)
-			if !errors.Is(err, tt.err) || (err == nil) != (tt.err == nil) || tt.err != nil && !IsFailure(err) {
-				t.Errorf("got %v", err)
+			store, err := receipts.NewSQLite(d.db, receipts.SQLiteOptions{LeaveCommitHook: true})
+			if err != nil {
+				t.Fatal(err)
 			}
-			if got := d.effects()["charge p"]; got != tt.effect {
-				t.Errorf("effect %d, want %d", got, tt.effect)
-			}
-			if tt.err != nil && len(m.cfg.Outputs.(*recording).all()) != 0 {
-				t.Error("outputs were sent")
-			}
-			good := m.Handle(applying)
-			for _, uuid := range []string{"u-1", "u-1", "neighbour"} {
-				if err := good(deliver(uuid, "p")); err != nil {
-					t.Errorf("%s: %v", uuid, err)
-				}
-			}
-			whole := 2 - tt.torn // u-1 unless it is torn, and its neighbour
-			if got := d.effects()["charge p"]; got != tt.torn+whole {
-				t.Errorf("effect %d in the end, want %d", got, tt.torn+whole)
-			}
-			d.wantRows(whole, 0, tt.torn, tt.torn)
+			d.store = store
+			breakTransaction(t, d, tt.act, tt.err, tt.effect, tt.torn)
 		})
 	}
+}
+
+// breakTransaction gives a message to a handler that applies its effect and then acts, and looks at what becomes of it and
+// of its neighbour.
+func breakTransaction(t *testing.T, d *database, act func(context.Context, *sql.Tx) error, wantErr error, effect, torn int) {
+	t.Helper()
+	m := d.middleware(Config{Outputs: &recording{}})
+	msg, _ := withDelivery(deliver("u-1", "p"))
+	err := m.HandleOutputs("t", func(ctx context.Context, tx *sql.Tx, msg *message.Message) ([]*message.Message, error) {
+		if err := applying(ctx, tx, msg); err != nil {
+			return nil, err
+		}
+		return []*message.Message{message.NewMessage("o-1", nil)}, act(ctx, tx)
+	})(msg)
+	if !errors.Is(err, wantErr) || (err == nil) != (wantErr == nil) || wantErr != nil && !IsFailure(err) {
+		t.Errorf("got %v", err)
+	}
+	if got := d.effects()["charge p"]; got != effect {
+		t.Errorf("effect %d, want %d", got, effect)
+	}
+	if wantErr != nil && len(m.cfg.Outputs.(*recording).all()) != 0 {
+		t.Error("outputs were sent")
+	}
+	good := m.Handle(applying)
+	for _, uuid := range []string{"u-1", "u-1", "neighbour"} {
+		if err := good(deliver(uuid, "p")); err != nil {
+			t.Errorf("%s: %v", uuid, err)
+		}
+	}
+	whole := 2 - torn // u-1 unless it is torn, and its neighbour
+	if got := d.effects()["charge p"]; got != torn+whole {
+		t.Errorf("effect %d in the end, want %d", got, torn+whole)
+	}
+	d.wantRows(whole, 0, torn, torn)
 }
 
 // T15: a handler that reads before it writes is fine, since the transaction began as a writer.

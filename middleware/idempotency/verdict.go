@@ -3,6 +3,7 @@ package idempotency
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 
 	"github.com/penstock-mq/penstock/middleware/receipts"
@@ -76,6 +77,8 @@ func (m *Middleware[T]) classify(err error, other func(error) verdict) verdict {
 		return contention(err)
 	case receipts.ClassOutage:
 		return outage(err)
+	case receipts.ClassEnded:
+		return other(fmt.Errorf("%w: %w", receipts.ErrTxEnded, err)) // a driver's words do not say so
 	default:
 		return other(err)
 	}

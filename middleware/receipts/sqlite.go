@@ -34,6 +34,12 @@ type SQLiteOptions struct {
 
 // SQLite is the [Store] on SQLite, for any *sql.DB with a SQLite driver whose transactions begin as writers (in the DSN:
 // _txlock=immediate). It is safe for concurrent use. SQLite has one writer: more than one transaction at a time only waits.
+//
+// While a transaction is open, the store holds the commit hook of its connection and refuses every COMMIT but its own, so
+// that what a handler commits, or writes after an error that rolled back, is rolled back by SQLite instead. The handler gets
+// SQLITE_CONSTRAINT_COMMITHOOK, which is ClassEnded, and the store says ErrTxEnded. That needs a driver whose connections
+// show the hook, as those of modernc, mattn and ncruces do; Check warns where it does not work. One store is enough for a
+// handle, however many middlewares use it: with mattn, two take the hook from each other.
 type SQLite struct {
 	db          *sql.DB
 	prefix      string

@@ -133,14 +133,12 @@ func (c *claiming) all(order []int) error {
 // of them are fresh.
 func (c *claiming) insert(size flow, rows []int) error {
 	first := &c.claims[rows[0]]
-	args := c.args[:0]
-	args = append(args, c.t.nonce[:], []byte(first.Scope), int64(first.State))
+	c.args = append(c.args[:0], c.t.nonce[:], []byte(first.Scope), int64(first.State))
 	for _, i := range rows {
 		claim := &c.claims[i]
-		args = append(args, claim.Key, blob(claim.Fingerprint), claim.At.UnixMicro())
+		c.args = append(c.args, claim.Key, blob(claim.Fingerprint), claim.At.UnixMicro())
 	}
-	c.args = args
-	inserted, err := c.t.exec(flowClaim+size, args...)
+	inserted, err := c.t.exec(flowClaim+size, c.args...)
 	if err != nil {
 		return err
 	}
@@ -160,12 +158,12 @@ func (c *claiming) insert(size flow, rows []int) error {
 // look reads the receipts of claims that are not all fresh. A receipt with this transaction's nonce was inserted just now,
 // unless an earlier call did it.
 func (c *claiming) look(size flow, rows []int) error {
-	args := c.args[:0]
+	c.args = c.args[:0]
 	for _, i := range rows {
-		args = append(args, c.claims[i].Key)
+		c.args = append(c.args, c.claims[i].Key)
 	}
-	args = append(args, []byte(c.claims[rows[0]].Scope))
-	found, err := c.t.query(flowHeld+size, args...)
+	c.args = append(c.args, []byte(c.claims[rows[0]].Scope))
+	found, err := c.t.query(flowHeld+size, c.args...)
 	err = eachRow(found, err, func(scan scanFunc) error {
 		row, receipt, whole, err := scanHeld(scan)
 		if err != nil {

@@ -23,13 +23,17 @@ const (
 	sqliteConstraint = 19
 	sqliteNotADB     = 26
 
+	// A COMMIT that the commit hook refused.
+	sqliteConstraintCommitHook = 531
+
 	// An extended code keeps its primary code in the low byte.
 	sqlitePrimaryMask = 0xff
 )
 
 // Classify tells by result code whose failure an error is: the BUSY family, LOCKED and a lock that did not come free by
 // the context's deadline are contention; READONLY, FULL, IOERR, CANTOPEN, CORRUPT, NOTADB, NOMEM, a dead connection and a
-// pool without a free one are an outage; everything else is not the database's availability. Of several wrapped errors the
+// pool without a free one are an outage; a COMMIT that the store's hook refused has ended its transaction; everything else is
+// not the database's availability. Of several wrapped errors the
 // first that says something counts. It does no I/O and is safe for concurrent use.
 func (s *SQLite) Classify(err error) Class {
 	class := ClassOther
@@ -51,6 +55,9 @@ func (s *SQLite) classifyOne(err error) Class {
 	code, ok := s.codeOf(err)
 	if !ok {
 		return ClassOther
+	}
+	if code == sqliteConstraintCommitHook && !s.leaveHook {
+		return ClassEnded
 	}
 	switch code & sqlitePrimaryMask {
 	case sqliteBusy, sqliteLocked, sqliteProtocol:

@@ -1,17 +1,14 @@
 package receipts_test
 
 import (
-	"context"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
-	"os"
-	"os/exec"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/penstock-mq/penstock/contracttest/lossydb"
 	"github.com/penstock-mq/penstock/middleware/receipts"
 )
 
@@ -29,11 +26,12 @@ func setHook(t *testing.T, db *sql.DB, hook func() bool) {
 	must(t, conn.Close())
 }
 
-// A handler that commits is told so: its own Commit fails, for a reason that is neither contention nor an outage, and nothing
-// can be done with the transaction any more.
+// A handler that commits is told so: its own Commit fails, for a reason of its own class, and nothing can be done with the
+// transaction any more.
 func TestHandlersCommitFails(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
-		s := checked(t, d.open(t, d.file(t), "synchronous=OFF"))
+		db := d.open(t, d.file(t), "synchronous=OFF")
+		s := checked(t, db)
 		for name, commit := range map[string]func(tx *sql.Tx) error{
 			"Commit": (*sql.Tx).Commit,
 			"text":   func(tx *sql.Tx) error { _, err := tx.Exec("COMMIT"); return err },
@@ -41,8 +39,14 @@ func TestHandlersCommitFails(t *testing.T) {
 			tx := begin(t, s)
 			claimed(t, tx, claim("a"))
 			increment(t, tx, "a")
-			if err := commit(tx.Raw()); err == nil || s.Classify(err) != receipts.ClassOther {
-				t.Errorf("%s: %v of class %d, want an error of class other", name, err, s.Classify(err))
+			err := commit(tx.Raw())
+			if err == nil || s.Classify(fmt.Errorf("the handler: %w", err)) != receipts.ClassEnded {
+				t.Errorf("%s: %v of class %d, want an error of class ended", name, err, s.Classify(err))
+			}
+			left, newErr := receipts.NewSQLite(db, receipts.SQLiteOptions{LeaveCommitHook: true})
+			must(t, newErr)
+			if left.Classify(err) != receipts.ClassOther {
+				t.Errorf("%s: %v of a hook that is not the store's has class %d, want other", name, err, left.Classify(err))
 			}
 			if _, err := tx.Raw().Exec(incrementSQL, "a"); err == nil {
 				t.Errorf("%s: a statement after the end succeeded", name)
@@ -210,79 +214,6 @@ func TestHookIsSetAgain(t *testing.T) {
 	})
 }
 
-// fullConn is what database/sql uses of a connection, and nothing that is beyond it.
-type fullConn interface {
-	driver.Conn
-	driver.ConnPrepareContext
-	driver.ConnBeginTx
-	driver.ExecerContext
-	driver.QueryerContext
-	driver.NamedValueChecker
-}
-
-// wrapping puts a wrapper around the connections of another connector.
-type wrapping struct {
-	driver.Connector
-	wrap func(fullConn) driver.Conn
-}
-
-func (w wrapping) Connect(ctx context.Context) (driver.Conn, error) {
-	conn, err := w.Connector.Connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return w.wrap(conn.(fullConn)), nil
-}
-
-type (
-	opaqueConn  struct{ fullConn }
-	tracingConn struct{ fullConn }
-	deafConn    struct{ fullConn }
-)
-
-func (c *tracingConn) Raw() driver.Conn                  { return c.fullConn }
-func (c *deafConn) RegisterCommitHook(func() (veto int)) {}
-
-// Behind a wrapper that hides the driver's connection there is no hook: Check says so, and what handlers do is found as ever.
-func TestHookBehindWrappers(t *testing.T) {
-	wrappers := map[string]struct {
-		wrap     func(fullConn) driver.Conn
-		prevents bool
-	}{
-		"opaque":            {func(c fullConn) driver.Conn { return &opaqueConn{c} }, false},
-		"gives its inner":   {func(c fullConn) driver.Conn { return &tracingConn{c} }, true},
-		"a hook never asks": {func(c fullConn) driver.Conn { return &deafConn{c} }, false},
-	}
-	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
-		for name, w := range wrappers {
-			t.Run(name, func(t *testing.T) {
-				inner, err := lossydb.Wrap(d.name, d.dsn(d.file(t), settings()))
-				must(t, err)
-				db := sql.OpenDB(wrapping{Connector: inner, wrap: w.wrap})
-				t.Cleanup(func() { must(t, db.Close()) })
-				s := migrated(t, db)
-				mustExec(t, db, counters)
-				info, err := s.Check(t.Context())
-				must(t, err)
-				warned := len(info.Warnings) == 1 && strings.Contains(info.Warnings[0], "commit hook")
-				if warned == w.prevents {
-					t.Errorf("warnings %q", info.Warnings)
-				}
-				tx := begin(t, s)
-				claimed(t, tx, claim("a"))
-				increment(t, tx, "a")
-				_ = tx.Raw().Commit()
-				if err := tx.Commit(t.Context()); !errors.Is(err, receipts.ErrTxEnded) {
-					t.Errorf("Commit: %v, want ErrTxEnded", err)
-				}
-				if committed := effect(t, db, "a") == 1; committed == w.prevents {
-					t.Errorf("the handler's commit took effect: %t", committed)
-				}
-			})
-		}
-	})
-}
-
 // The shapes of the drivers' connections.
 type (
 	mattnConn   struct{ hooks []func() int }
@@ -352,81 +283,6 @@ func TestFindHook(t *testing.T) {
 	}
 }
 
-// lastingConn has a hook as mattn has it, goingConn one as ncruces has it, both over the one of the connection inside.
-type (
-	lastingConn struct {
-		fullConn
-		set, removed *int
-	}
-	goingConn lastingConn
-)
-
-func (c *lastingConn) RegisterCommitHook(f func() int) {
-	set, _ := receipts.FindHook(c.fullConn)
-	if f == nil {
-		*c.removed++
-		set(nil)
-		return
-	}
-	*c.set++
-	set(func() bool { return f() != 0 })
-}
-
-func (c *goingConn) CommitHook(f func() bool) {
-	var hook func() int
-	if f != nil {
-		hook = func() int {
-			if f() {
-				return 0
-			}
-			return 1
-		}
-	}
-	(*lastingConn)(c).RegisterCommitHook(hook)
-}
-
-// A hook is taken away with the end of its transaction, unless its driver would keep it in memory all the same.
-func TestHooksAreTakenAway(t *testing.T) {
-	var set, removed int
-	wrappers := map[string]struct {
-		wrap func(fullConn) driver.Conn
-		want func(transactions int) (set, removed int)
-	}{
-		"lasting": {
-			func(c fullConn) driver.Conn { return &lastingConn{c, &set, &removed} }, func(int) (int, int) { return 1, 0 },
-		},
-		"going": {
-			func(c fullConn) driver.Conn { return &goingConn{c, &set, &removed} }, func(n int) (int, int) { return n, n },
-		},
-	}
-	d := modernc()
-	for name, w := range wrappers {
-		t.Run(name, func(t *testing.T) {
-			set, removed = 0, 0
-			inner, err := lossydb.Wrap(d.name, d.dsn(d.file(t), settings("synchronous=OFF")))
-			must(t, err)
-			db := sql.OpenDB(wrapping{Connector: inner, wrap: w.wrap})
-			db.SetMaxOpenConns(1)
-			t.Cleanup(func() { must(t, db.Close()) })
-			s := checked(t, db) // one transaction
-			for i := range 10 {
-				process(t, s, itoa(i))
-				process(t, s, itoa(i)) // a replay writes nothing, so that SQLite may not ask
-				must(t, begin(t, s).Rollback(t.Context()))
-			}
-			wantSet, wantRemoved := w.want(31)
-			if set != wantSet || removed != wantRemoved {
-				t.Errorf("the hook was set %d times and removed %d times, want %d and %d", set, removed, wantSet, wantRemoved)
-			}
-			tx := begin(t, s)
-			claimed(t, tx, claim("a"))
-			if err := tx.Raw().Commit(); err == nil {
-				t.Error("a handler's Commit succeeded")
-			}
-		})
-	}
-}
-
 // A driver that keeps every hook gets one for each connection, and connections that were closed are not kept in memory.
 func TestLastingHooksAreFew(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, d sqliteDriver) {
@@ -448,60 +304,4 @@ func TestLastingHooksAreFew(t *testing.T) {
 			t.Error("the hook is gone")
 		}
 	})
-}
-
-const killedEnv = "PENSTOCK_KILLED_IN_HANDLER"
-
-// A process that dies right after its handler executed COMMIT: nothing of the batch is durable, or, without the hook, all of
-// it is torn, so that nothing is taken for handled.
-func TestKilledAfterHandlersCommit(t *testing.T) {
-	if spec := os.Getenv(killedEnv); spec != "" {
-		dieAfterCommit(t, strings.Split(spec, ","))
-	}
-	for mode, torn := range map[string]int{"prevented": 0, "found": 3} {
-		t.Run(mode, func(t *testing.T) {
-			onEachDriver(t, func(t *testing.T, d sqliteDriver) {
-				path := d.file(t)
-				db := d.open(t, path)
-				s := checked(t, db)
-				child := exec.Command(os.Args[0], "-test.run=^TestKilledAfterHandlersCommit$") //nolint:gosec // this very binary
-				child.Env = append(os.Environ(), killedEnv+"="+strings.Join([]string{d.name, path, mode}, ","))
-				out, err := child.CombinedOutput()
-				if err == nil || strings.Contains(string(out), "FAIL") || !strings.Contains(string(out), "committed") {
-					t.Fatalf("the child did not die in its handler: %v\n%s", err, out)
-				}
-				wantStats(t, s, 0, 0, torn)
-				if got := effect(t, db, "a"); got != torn/3 {
-					t.Errorf("the effect is %d, want %d", got, torn/3)
-				}
-				tx := begin(t, s)
-				for i, r := range claimed(t, tx, claim("a"), claim("b"), claim("c")) {
-					if torn := r.Status == receipts.ClaimTorn; torn != (mode == "found") {
-						t.Errorf("claim %d of the redelivery has status %d", i, r.Status)
-					}
-				}
-			})
-		})
-	}
-}
-
-func dieAfterCommit(t *testing.T, spec []string) {
-	name, path, mode := spec[0], spec[1], spec[2]
-	d := modernc()
-	if name != d.name {
-		d = mattn()
-	}
-	s, err := receipts.NewSQLite(d.open(t, path), receipts.SQLiteOptions{LeaveCommitHook: mode == "found"})
-	must(t, err)
-	tx, err := s.Begin(t.Context(), receipts.TxOptions{})
-	must(t, err)
-	claimed(t, tx, claim("a"), claim("b"), claim("c"))
-	must(t, tx.Part(t.Context()))
-	increment(t, tx, "a")
-	_, _ = tx.Raw().Exec("COMMIT")
-	_, _ = os.Stdout.WriteString("committed\n")
-	self, err := os.FindProcess(os.Getpid())
-	must(t, err)
-	must(t, self.Kill())
-	select {}
 }

@@ -63,7 +63,7 @@ func (t *sqliteTx) exec(f flow, args ...any) (sql.Result, error) {
 // query is exec for rows.
 func (t *sqliteTx) query(f flow, args ...any) (*sql.Rows, error) {
 	if stmt := t.stmt(f); stmt != nil {
-		rows, err := stmt.QueryContext(t.ctx, args...) //nolint:sqlclosecheck // the caller's
+		rows, err := stmt.QueryContext(t.ctx, args...)
 		return rows, t.trueError(err)
 	}
 	return t.tx.QueryContext(t.ctx, t.s.q.flow[f], args...)

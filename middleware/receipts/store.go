@@ -27,10 +27,12 @@ var (
 	// connection is gone; ask Store.Resolve with the transaction's nonce.
 	ErrCommitUnknown = errors.New("outcome of COMMIT is unknown")
 	// ErrTxEnded: the transaction was ended by someone else than the store before Commit: the handler committed, rolled
-	// back, executed COMMIT as text, or ignored an error that ended it. No marker was written. What the handler wrote after
-	// that end may be committed on its own, by each attempt again.
+	// back, executed COMMIT as text, or ignored an error that ended it. No marker was written. Where the store holds the
+	// database's commit hook (SQLite, see [SQLiteOptions]) nothing of that transaction is durable, nor what was written after
+	// its end. Elsewhere a commit stays, receipts included, which are torn; and what was written after the end may stay, by
+	// each attempt again.
 	ErrTxEnded = errors.New("the transaction ended inside the handler: it committed or rolled back, or ignored an error that " +
-		"did (an interrupted or failed write); what it wrote after that may stay")
+		"did (an interrupted or failed write)")
 	// ErrBudgetEnded: TxOptions.Budget ended before COMMIT was sent. The transaction is rolled back and its lock released;
 	// nothing of it is committed. A handler that was still running saw sql.ErrTxDone, or what its client says instead.
 	ErrBudgetEnded = errors.New("the transaction's budget ended")
@@ -72,7 +74,8 @@ type Store[T any] interface {
 
 // Tx is one open transaction. It is used by one goroutine at a time.
 type Tx[T any] interface {
-	// Raw gives the transaction that handlers write their effect with. They must not end it.
+	// Raw gives the transaction that handlers write their effect with. They must not end it; one that does is refused, or found
+	// out by Keep, Undo and Commit: ErrTxEnded.
 	Raw() T
 	// Nonce names this transaction in its receipts, outputs and marker.
 	Nonce() Nonce
@@ -295,4 +298,7 @@ const (
 	ClassContention
 	// ClassOutage: the database is unreachable, read-only, full, out of connections or failing on its disk.
 	ClassOutage
+	// ClassEnded: somebody else than the store tried to commit, was refused, and the transaction is rolled back by that: what
+	// the store says of it is ErrTxEnded.
+	ClassEnded
 )
