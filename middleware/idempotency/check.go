@@ -85,8 +85,10 @@ func (c Config) checkBounds() error {
 		return fmt.Errorf("config: Conflict is %d: use DivertConflicts or HoldConflicts", c.Conflict)
 	case c.Guarantee == AtLeastOnce && c.Conflict == HoldConflicts:
 		return errors.New("config: Conflict is HoldConflicts, but AtLeastOnce has no receipts to find conflicts with: drop one of them")
-	case c.OrderPolicy > StandStill:
-		return fmt.Errorf("config: OrderPolicy is %d: use StandStill", c.OrderPolicy)
+	case c.OrderPolicy > ParkKeys:
+		return fmt.Errorf("config: OrderPolicy is %d: use StandStill or ParkKeys", c.OrderPolicy)
+	case c.OrderPolicy != StandStill && c.OrderKey == nil:
+		return errors.New("config: OrderPolicy is ParkKeys, but there is no OrderKey: set it, or leave OrderPolicy out")
 	case c.MaxAttempts != 0:
 		return fmt.Errorf("config: MaxAttempts is %d: attempts are not counted yet, leave it 0", c.MaxAttempts)
 	case c.ContentionRetries < 0:

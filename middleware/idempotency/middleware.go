@@ -66,11 +66,15 @@ func New[T any](store receipts.Store[T], cfg Config) (*Middleware[T], error) {
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: %w", err)
 	}
+	order, err := newOrdering(cfg, store)
+	if err != nil {
+		return nil, fmt.Errorf("idempotency: %w", err)
+	}
 	m := &Middleware[T]{
 		store: store, cfg: cfg, info: info, log: cfg.Logger,
 		side: make(side, 1), inside: newInside[T](cfg.MaxPending),
 		gate: newGate(), sending: newSending(), seed: maphash.MakeSeed(),
-		nudges: make(chan receiptRef, maxNudges), order: newOrdering(cfg),
+		nudges: make(chan receiptRef, maxNudges), order: order,
 	}
 	m.lanes = &lanes[T]{m: m, all: n, free: n}
 	for _, warning := range info.Warnings {

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/penstock-mq/penstock/middleware/receipts"
 	"github.com/penstock-mq/penstock/sdk"
 )
 
@@ -20,6 +22,10 @@ const (
 	// StandStill takes nothing more from the subscription until they fit again. What failed goes on being tried. Health says
 	// that it stands still, and since when.
 	StandStill OrderPolicy = iota
+	// ParkKeys stores the messages of the failing order key in the database, acknowledges them, and goes on: the key is parked.
+	// Its messages, and those that come later, are handled out of the database, in order, with backoff, also after a restart.
+	// The store must be a receipts.Parker.
+	ParkKeys
 )
 
 // Ordered is a message.SubscriberDecorator, for router.AddSubscriberDecorators, that keeps the order of Config.OrderKey: of
@@ -46,25 +52,38 @@ func (m *Middleware[T]) Ordered(sub message.Subscriber) (message.Subscriber, err
 
 // ordering is what the ordered subscriptions of a middleware share.
 type ordering struct {
-	keyOf   func(*message.Message) string
-	policy  OrderPolicy
-	backoff sdk.Backoff
-	window  int // Config.Limits.MaxInFlight; 0: unknown
-	log     watermill.LoggerAdapter
+	keyOf    func(*message.Message) string
+	policy   OrderPolicy
+	parker   receipts.Parker // nil with StandStill
+	consumer string
+	aliases  map[string]string
+	budget   time.Duration // Config.TxBudget
+	backoff  sdk.Backoff
+	window   int // Config.Limits.MaxInFlight; 0: unknown
+	log      watermill.LoggerAdapter
 
 	mu   sync.Mutex
 	subs map[*orderedSubscription]struct{}
 }
 
 // newOrdering is nil without Config.OrderKey.
-func newOrdering(cfg Config) *ordering {
+func newOrdering(cfg Config, store any) (*ordering, error) {
 	if cfg.OrderKey == nil {
-		return nil
+		return nil, nil
 	}
-	return &ordering{
-		keyOf: cfg.OrderKey, policy: cfg.OrderPolicy, backoff: cfg.RetryBackoff, window: cfg.Limits.MaxInFlight, log: cfg.Logger,
+	o := &ordering{
+		keyOf: cfg.OrderKey, policy: cfg.OrderPolicy, consumer: cfg.Consumer, aliases: cfg.Aliases, budget: cfg.TxBudget,
+		backoff: cfg.RetryBackoff, window: cfg.Limits.MaxInFlight, log: cfg.Logger,
 		subs: map[*orderedSubscription]struct{}{},
 	}
+	if cfg.OrderPolicy == ParkKeys {
+		parker, ok := store.(receipts.Parker)
+		if !ok {
+			return nil, errNoParker
+		}
+		o.parker = parker
+	}
+	return o, nil
 }
 
 func (o *ordering) add(s *orderedSubscription) {
@@ -86,7 +105,19 @@ func (o *ordering) key(msg *message.Message) (key string, err error) {
 			err = fmt.Errorf("config: OrderKey panicked: %v", value)
 		}
 	}()
-	return o.keyOf(msg), nil
+	if key = o.keyOf(msg); len(key) > receipts.MaxKey {
+		key = string(digestOf([]byte(key)))
+	}
+	return key, nil
+}
+
+// handlerOf is the name of a message's handler, as it is written into the tables.
+func (o *ordering) handlerOf(msg *message.Message) string {
+	name := message.HandlerNameFromCtx(msg.Context())
+	if written, ok := o.aliases[name]; ok {
+		return written
+	}
+	return name
 }
 
 // orderedSubscriber decorates one subscriber of a router.
@@ -106,7 +137,11 @@ func (o *orderedSubscriber) Subscribe(ctx context.Context, topic string) (<-chan
 	if !o.enter() {
 		return nil, fmt.Errorf("subscribe in order to topic %q: %w", topic, sdk.ErrClosed)
 	}
-	in, err := o.inner.Subscribe(ctx, topic)
+	inner := ctx
+	if o.order.policy == ParkKeys {
+		inner = sdk.WithGreeting(ctx)
+	}
+	in, err := o.inner.Subscribe(inner, topic)
 	if err != nil {
 		o.running.Done()
 		return nil, err

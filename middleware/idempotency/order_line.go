@@ -7,6 +7,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/penstock-mq/penstock/middleware/receipts"
 	"github.com/penstock-mq/penstock/sdk"
 )
 
@@ -22,6 +23,8 @@ const (
 	placeOut
 	// placeLost: its delivery is lost. The broker hands the message out again, and until then those behind it wait here.
 	placeLost
+	// placeParking: it is being stored in the database.
+	placeParking
 	// placeGone: settled, or given up.
 	placeGone
 )
@@ -31,8 +34,9 @@ type place struct {
 	line       *line // nil: no order key
 	prev, next *place
 
-	inner *message.Message
-	ctx   context.Context // inner's, as it arrived
+	inner *message.Message // nil: it is a parked one
+	row   *receipts.Parked // nil: the broker holds it
+	ctx   context.Context  // inner's, as it arrived
 	info  *sdk.DeliveryInfo
 
 	state  placeState
@@ -94,8 +98,8 @@ func (p *place) fail() {
 	l := p.line
 	l.shaken = true
 	if l.failing++; l.failing == 1 {
-		l.sub.failing++
-		l.sub.held += l.count
+		l.sub.shaky[l] = true
+		l.sub.held += l.count - l.rows
 		signal(l.sub.wake)
 	}
 }
@@ -108,8 +112,9 @@ func (p *place) recover() {
 	p.failing = false
 	l := p.line
 	if l.failing--; l.failing == 0 {
-		l.sub.failing--
-		l.sub.held -= l.count
+		delete(l.sub.shaky, l)
+		l.sub.held -= l.count - l.rows
+		l.chosen = false
 		signal(l.sub.wake)
 	}
 }
@@ -134,6 +139,7 @@ type line struct {
 	key         string
 	first, last *place
 	count       int
+	rows        int // of them, out of the database
 	lost        int
 	failing     int // of its messages
 
@@ -142,9 +148,11 @@ type line struct {
 	shaken  bool
 	next    *place
 	offered bool // one of it is being offered
+	chosen  bool // it is to be parked
 	given   bool // its first ones were given back: those that are out are behind them
 
-	timer *time.Timer
+	parked *parkedKey // what is in the database; nil: nothing
+	timer  *time.Timer
 }
 
 func (l *line) push(p *place) {
@@ -158,7 +166,28 @@ func (l *line) push(p *place) {
 	if l.next == nil {
 		l.next = p
 	}
-	l.counted(1)
+	l.counted(p, 1)
+}
+
+// insert adds a parked message behind the others that are parked, before those that are not.
+func (l *line) insert(p *place) {
+	var before *place
+	for e := l.first; e != nil && e.row != nil; e = e.next {
+		before = e
+	}
+	p.line, p.prev, p.next = l, before, l.first
+	if before == nil {
+		l.first = p
+	} else {
+		p.next, before.next = before.next, p
+	}
+	if p.next == nil {
+		l.last = p
+	} else {
+		p.next.prev = p
+	}
+	l.shaken = true
+	l.counted(p, 1)
 }
 
 // replace puts p where old was, which is lost and has come again.
@@ -202,7 +231,7 @@ func (l *line) remove(p *place) {
 	if l.next == p {
 		l.next = p.next
 	}
-	if l.counted(-1); l.count == 0 {
+	if l.counted(p, -1); l.count == 0 {
 		l.stopTimer()
 		if l.sub.lines[l.key] == l {
 			delete(l.sub.lines, l.key)
@@ -210,9 +239,13 @@ func (l *line) remove(p *place) {
 	}
 }
 
-func (l *line) counted(n int) {
+// counted counts a message that came or went.
+func (l *line) counted(p *place, n int) {
 	l.count += n
-	if l.failing > 0 {
+	switch {
+	case p.row != nil:
+		l.rows += n
+	case l.failing > 0:
 		l.sub.held += n
 	}
 }
@@ -222,6 +255,13 @@ func (l *line) advance() {
 	switch {
 	case l.sub.stopping, l.sub.inClosed && l.shaken:
 		l.flush()
+	case l.leaves():
+		if l.count > l.rows {
+			l.sub.lot.leaving[l] = true
+			signal(l.sub.lot.wake)
+		}
+		l.shaken = true
+		l.search()
 	case l.offered:
 	case l.shaken:
 		l.search()
@@ -244,7 +284,7 @@ func (l *line) search() {
 			steady = steady && p.ticket.reachedQueue > last
 			last = max(last, p.ticket.reachedQueue)
 		case placeWaiting:
-			if l.wait(p) {
+			if p.row == nil && l.leaves() || l.wait(p) {
 				return
 			}
 			l.next, l.shaken = p, !steady || l.failing > 0 || l.outAfter(p)
@@ -297,9 +337,9 @@ func (l *line) stopTimer() {
 
 // awaits tells whether a lost message is still waited for: until it is due, and while there is something behind it that it
 // should not be overtaken by. One that was abandoned is waited for in any case, because the source it came from lives, so
-// that what follows it may arrive first.
+// that what follows it may arrive first. So is one of a parked key: what follows it would be parked before it, for good.
 func (l *line) awaits(p *place) bool {
-	if l.count == l.lost && !errors.Is(context.Cause(p.ctx), sdk.ErrAbandoned) {
+	if l.count == l.lost && l.parked == nil && !errors.Is(context.Cause(p.ctx), sdk.ErrAbandoned) {
 		return false
 	}
 	return l.wait(p)
@@ -323,7 +363,7 @@ func (l *line) twin(uuid string) *place {
 func (l *line) flush() {
 	for p := l.first; p != nil; {
 		next := p.next
-		if p.state == placeOut || p.state != placeLost && !l.sub.mayNack(p) {
+		if p.state == placeOut || p.state == placeParking || p.state != placeLost && !l.sub.mayNack(p) {
 			return
 		}
 		l.given = true

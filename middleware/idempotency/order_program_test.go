@@ -28,13 +28,20 @@ type program struct {
 	passed  []*message.Message // durable, not acknowledged yet
 	done    []string           // handled with success, first times only
 	dropped map[string]bool    // acknowledged without being handled
+	acked   map[string]bool    // in earlier lives
+	db      *parkingStore
 }
 
 // Random programs: per key, success comes in the order of the subscriber; nothing is lost; nothing is held for ever.
-func TestRandomProgramsOfOrder(t *testing.T) {
+func TestRandomProgramsOfOrder(t *testing.T) { randomPrograms(t, StandStill) }
+
+// The same with a database that keys are parked in, and with restarts.
+func TestRandomProgramsOfParking(t *testing.T) { randomPrograms(t, ParkKeys) }
+
+func randomPrograms(t *testing.T, policy OrderPolicy) {
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(struct{ rapid.TB }{t}, func(rt *rapid.T) { // the wrapper hides t.Deadline, which must not be called in a bubble
-			p := newProgram(t, rt)
+			p := newProgram(t, rt, policy)
 			defer p.close()
 			for range rapid.IntRange(1, 120).Draw(rt, "steps") {
 				p.step()
@@ -45,22 +52,34 @@ func TestRandomProgramsOfOrder(t *testing.T) {
 	})
 }
 
-func newProgram(t *testing.T, rt *rapid.T) *program {
-	window := rapid.SampledFrom([]int{2, 5, 12, 100}).Draw(rt, "window")
-	e := newEnv(t, func(cfg *Config, _ *fakeStore) {
-		orderByKey(cfg)
-		cfg.Limits.MaxInFlight = window
-		cfg.RetryBackoff = sdk.Backoff{Min: time.Second, Max: 8 * time.Second}
-	})
-	p := &program{orderEnv: &orderEnv{env: e, feed: newFeed(), fed: map[string]fed{}}, rt: rt, dropped: map[string]bool{}}
-	var err error
-	if p.sub, err = e.m.Ordered(p.feed); err != nil {
+func newProgram(t *testing.T, rt *rapid.T, policy OrderPolicy) *program {
+	cfg := Config{Consumer: "billing", OrderPolicy: policy}
+	orderByKey(&cfg)
+	cfg.Limits.MaxInFlight = rapid.SampledFrom([]int{2, 5, 12, 100}).Draw(rt, "window")
+	cfg.RetryBackoff = sdk.Backoff{Min: time.Second, Max: 8 * time.Second}
+	store := &parkingStore{fakeStore: newFakeStore(), say: rt.Logf}
+	m, err := New(store, cfg)
+	if err != nil {
 		t.Fatal(err)
+	}
+	p := &program{
+		orderEnv: &orderEnv{env: &env{T: t, store: store.fakeStore, m: m}}, rt: rt,
+		dropped: map[string]bool{}, acked: map[string]bool{}, db: store,
+	}
+	p.begin()
+	return p
+}
+
+// begin begins a subscription.
+func (p *program) begin() {
+	p.feed, p.fed = newFeed(), map[string]fed{}
+	var err error
+	if p.sub, err = p.m.Ordered(p.feed); err != nil {
+		p.rt.Fatal(err)
 	}
 	if p.out, err = p.sub.Subscribe(context.Background(), "orders"); err != nil {
-		t.Fatal(err)
+		p.rt.Fatal(err)
 	}
-	return p
 }
 
 func (p *program) close() {
@@ -69,6 +88,43 @@ func (p *program) close() {
 	}
 	if err := p.sub.Close(); err != nil {
 		p.rt.Error(err)
+	}
+}
+
+// restart ends the subscription and begins another one, which gets all that was not acknowledged.
+func (p *program) restart() {
+	p.rt.Logf("restart with %v parked", p.db.parked())
+	p.close()
+	synctest.Wait()
+	var left []string
+	for _, uuid := range p.sent {
+		if !p.acked[uuid] && !isSettled(p.fed, uuid, true) {
+			left = append(left, uuid)
+		} else {
+			p.acked[uuid] = true
+		}
+	}
+	p.outside, p.queue, p.retried, p.passed = nil, nil, nil, nil
+	p.rt.Logf("after the end %v are parked; left are %v", p.db.parked(), left)
+	p.begin()
+	p.put(left...)
+}
+
+// isSettled tells whether a message was acknowledged, or else nacked.
+func isSettled(all map[string]fed, uuid string, ack bool) bool {
+	m, ok := all[uuid]
+	if !ok {
+		return false
+	}
+	settled := m.Nacked()
+	if ack {
+		settled = m.Acked()
+	}
+	select {
+	case <-settled:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -111,9 +167,12 @@ func (p *program) step() {
 	case 14:
 		p.aside(p.pick(&p.outside, "is settled outside"), rapid.Bool().Draw(p.rt, "filtered"))
 	case 15:
-		if rapid.IntRange(0, 2).Draw(p.rt, "trouble") == 0 {
+		switch rapid.IntRange(0, 5).Draw(p.rt, "trouble") {
+		case 0, 1:
 			p.lose()
-		} else {
+		case 2:
+			p.restart()
+		default:
 			time.Sleep(time.Duration(rapid.IntRange(1, 3000).Draw(p.rt, "milliseconds")) * time.Millisecond)
 		}
 	}
@@ -205,10 +264,7 @@ func (p *program) lose() {
 	}
 	var unsettled []string
 	for _, uuid := range p.sent {
-		select {
-		case <-p.fed[uuid].Acked():
-		case <-p.fed[uuid].Nacked():
-		default:
+		if !p.acked[uuid] && !isSettled(p.fed, uuid, true) && !isSettled(p.fed, uuid, false) {
 			unsettled = append(unsettled, uuid)
 		}
 	}
@@ -232,39 +288,53 @@ func (p *program) check() {
 	s := p.subscription()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	waiting, outside, held, failing, lost := 0, 0, 0, 0, 0
+	waiting, outside, held, failing, lost, loaded := 0, 0, 0, 0, 0, 0
 	for key, l := range s.lines {
-		n, bad := 0, 0
+		n, rows, bad := 0, 0, 0
 		for e := l.first; e != nil; e = e.next {
 			n++
 			if e.failing {
 				bad++
 			}
-			switch e.state {
-			case placeOut:
+			if e.row != nil {
+				rows++
+				if e.prev != nil && e.prev.row == nil {
+					p.rt.Fatalf("line %s: a parked message is behind one that is not", key)
+				}
+			}
+			switch {
+			case e.state == placeOut:
 				outside++
-			case placeLost:
+			case e.state == placeLost:
 				lost++
-			default:
+			case e.row == nil:
 				waiting++
 			}
 		}
-		if n == 0 || n != l.count || bad != l.failing || l.failing > 0 && !l.shaken {
-			p.rt.Fatalf("line %s: %d places, counted %d; %d failing, counted %d; shaken %v", key, n, l.count, bad, l.failing, l.shaken)
+		if n == 0 || n != l.count || bad != l.failing || l.failing > 0 && !l.shaken || rows != l.rows {
+			p.rt.Fatalf("line %s: %d places, counted %d; %d failing, counted %d; %d rows, counted %d; shaken %v",
+				key, n, l.count, bad, l.failing, rows, l.rows, l.shaken)
 		}
 		if bad > 0 {
 			failing++
-			held += n
+			held += n - rows
 		}
+		loaded += rows
 	}
 	for _, e := range s.offers.queue {
 		if e.line == nil {
 			waiting++
 		}
 	}
-	if waiting != s.waiting || outside != s.outside || held != s.held || failing != s.failing || lost != s.lost {
+	if s.first != nil {
+		p.rt.Fatalf("%s waits although the database answers", s.first.UUID)
+	}
+	if waiting != s.waiting || outside != s.outside || held != s.held || failing != len(s.shaky) || lost != s.lost {
 		p.rt.Fatalf("waiting %d, counted %d; outside %d, counted %d; held %d, counted %d; failing %d, counted %d; lost %d, counted %d",
-			waiting, s.waiting, outside, s.outside, held, s.held, failing, s.failing, lost, s.lost)
+			waiting, s.waiting, outside, s.outside, held, s.held, failing, len(s.shaky), lost, s.lost)
+	}
+	if s.lot != nil && s.lot.loaded != loaded {
+		p.rt.Fatalf("%d parked messages are in memory, counted %d", loaded, s.lot.loaded)
 	}
 }
 
@@ -272,7 +342,8 @@ func (p *program) check() {
 func (p *program) finish() {
 	for round := 0; len(p.done)+len(p.dropped) < len(p.sent); round++ {
 		if round > 100+10*len(p.sent) {
-			p.rt.Fatalf("held for ever: sent %v, done %v, dropped %v, health %+v", p.sent, p.done, p.dropped, p.m.Report().Health)
+			p.rt.Fatalf("held for ever: sent %v, done %v, dropped %v, parked %v, health %+v",
+				p.sent, p.done, p.dropped, p.db.parked(), p.m.Report().Health)
 		}
 		p.outside = append(p.outside, p.take()...)
 		for len(p.outside) > 0 {
@@ -307,13 +378,8 @@ func (p *program) finish() {
 // redeliverLoose brings again what has no key and was nacked: that is between the middleware and the foreign broker.
 func (p *program) redeliverLoose() {
 	for _, uuid := range p.sent {
-		if orderKeyOf(uuid) != "" || slices.Contains(p.done, uuid) || p.dropped[uuid] {
-			continue
-		}
-		select {
-		case <-p.fed[uuid].Nacked():
+		if orderKeyOf(uuid) == "" && !slices.Contains(p.done, uuid) && !p.dropped[uuid] && isSettled(p.fed, uuid, false) {
 			p.put(uuid)
-		default:
 		}
 	}
 }

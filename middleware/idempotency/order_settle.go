@@ -24,7 +24,7 @@ func (s *orderedSubscription) taken(p *place) {
 	if p.state != placeOffered { // lost in the very moment it was taken
 		return
 	}
-	s.waiting--
+	s.waits(p, -1)
 	s.outside++
 	p.handed++
 	p.state = placeOut
@@ -34,6 +34,24 @@ func (s *orderedSubscription) taken(p *place) {
 		l.next = p.next
 	}
 	l.advance()
+}
+
+// settle tells the broker; a parked message it knows nothing of.
+func (p *place) settle(ack bool) {
+	switch {
+	case p.inner == nil:
+	case ack:
+		p.inner.Ack()
+	default:
+		p.inner.Nack()
+	}
+}
+
+// waits counts a message that begins, or ends, to wait here. Parked ones are counted by the parking lot.
+func (s *orderedSubscription) waits(p *place, n int) {
+	if p.row == nil {
+		s.waiting += n
+	}
 }
 
 // await passes on the outcome of one copy.
@@ -64,7 +82,7 @@ func (s *orderedSubscription) await(p *place, t *ticket) {
 func (s *orderedSubscription) acked(p *place, t *ticket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p.inner.Ack()
+	p.settle(true)
 	t.cancel(nil)
 	if p.ticket != t || p.state == placeGone {
 		return
@@ -74,6 +92,9 @@ func (s *orderedSubscription) acked(p *place, t *ticket) {
 	}
 	l := p.line
 	l.remove(p)
+	if p.row != nil {
+		s.handled(l, p.row)
+	}
 	l.advance()
 	s.changed()
 }
@@ -84,19 +105,22 @@ func (s *orderedSubscription) nacked(p *place, t *ticket) {
 	defer s.mu.Unlock()
 	t.cancel(nil)
 	if p.ticket != t || p.state != placeOut { // it was lost: the broker has it
-		p.inner.Nack()
+		p.settle(false)
 		return
 	}
 	p.stumble(t)
 	p.ticket = nil
 	p.state = placeWaiting
 	s.outside--
-	s.waiting++
+	s.waits(p, 1)
 	if !t.innocent {
 		p.failures++
 		p.due = time.Now().Add(s.delay(p, t))
 	}
 	s.keep(p)
+	if p.line.rows > 0 && !s.stopping {
+		s.unload(p.line)
+	}
 	p.line.advance()
 	s.changed()
 }
@@ -124,14 +148,14 @@ func (s *orderedSubscription) lose(p *place) {
 func (s *orderedSubscription) loseNow(p *place) {
 	l := p.line
 	switch p.state {
-	case placeLost, placeGone:
+	case placeLost, placeGone, placeParking:
 		return
 	case placeOut:
 		s.outside--
 	default:
-		s.waiting--
+		s.waits(p, -1)
 		s.unkeep(p)
-		p.inner.Nack() // nobody asks any more: the engine forgets it
+		p.settle(false) // nobody asks any more: the engine forgets it
 	}
 	if l == nil {
 		p.state = placeGone
@@ -152,6 +176,9 @@ func (s *orderedSubscription) loseNow(p *place) {
 // stopNow ends hand-out: what was offered and not taken waits again, what waits is given back. It is called under the mutex.
 func (s *orderedSubscription) stopNow() {
 	s.stopping = true
+	if s.lot != nil {
+		s.lot.stop()
+	}
 	for p := s.offers.pop(); p != nil; p = s.offers.pop() {
 		if p.state != placeOffered {
 			continue
@@ -193,7 +220,7 @@ func (s *orderedSubscription) flushLoose() {
 // mayNack tells whether what is held may be nacked: once the engine takes it back at once, instead of handing it out again.
 // A foreign subscriber could hand it out again and again; it is left alone until its channel is closed.
 func (s *orderedSubscription) mayNack(p *place) bool {
-	if s.inClosed {
+	if s.inClosed || p.row != nil {
 		return true
 	}
 	if p.info == nil {
@@ -212,9 +239,9 @@ func (s *orderedSubscription) mayNack(p *place) bool {
 func (s *orderedSubscription) giveBack(p *place) {
 	s.unwatch(p)
 	if p.state != placeLost {
-		s.waiting--
+		s.waits(p, -1)
 		s.hold(p)
-		p.inner.Nack()
+		p.settle(false)
 	}
 	if p.line == nil {
 		p.state = placeGone
@@ -245,6 +272,9 @@ func (s *orderedSubscription) drain() {
 		in = nil
 	}
 	s.mu.Unlock()
+	if s.first != nil {
+		s.refuse(s.first)
+	}
 	ending := s.ending
 	for in != nil {
 		select {
@@ -291,6 +321,20 @@ func (s *orderedSubscription) awaitOutcomes() {
 	}
 	close(s.over)
 	s.outcomes.Wait()
+	s.abandonParked()
+}
+
+// abandonParked ends the contexts of parked messages whose handlers are still not done: no broker will.
+func (s *orderedSubscription) abandonParked() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range s.lines {
+		for p := l.first; p != nil; p = p.next {
+			if p.row != nil && p.ticket != nil {
+				p.ticket.cancel(sdk.ErrDrainTimeout)
+			}
+		}
+	}
 }
 
 func (s *orderedSubscription) isOutside() bool {

@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 
@@ -25,20 +26,22 @@ type orderedSubscription struct {
 	over  chan struct{} // closed when no outcome is waited for any more
 
 	outcomes sync.WaitGroup
+	lot      *parkingLot // nil with StandStill
 
 	// Used by the loop alone.
-	ending <-chan struct{} // closed when the sdk.Subscriber's subscription ends; nil: unknown
+	ending <-chan struct{}  // closed when the sdk.Subscriber's subscription ends; nil: unknown
+	first  *message.Message // the first message, while the parking lot is not open
 
 	mu       sync.Mutex
 	lines    map[string]*line
 	loose    []*place // without order key, to be given back
 	offers   offers
 	window   int
-	waiting  int // messages that are here and not out
-	outside  int // copies that are out, whose delivery is not lost
-	failing  int // lines
-	held     int // messages of failing lines
-	lost     int // messages that are waited for
+	waiting  int            // messages that are here and not out
+	outside  int            // copies that are out, whose delivery is not lost
+	shaky    map[*line]bool // failing lines
+	held     int            // messages of failing lines
+	lost     int            // messages that are waited for
 	still    time.Time
 	reached  uint64 // counts those that took their place in a queue
 	inClosed bool   // the subscriber's channel is closed
@@ -53,7 +56,13 @@ func newOrderedSubscription(o *orderedSubscriber, ctx context.Context, topic str
 	s := &orderedSubscription{
 		owner: o, order: o.order, topic: topic, ctx: ctx, in: in,
 		out: make(chan *message.Message), wake: make(chan struct{}, 1), halt: make(chan struct{}), over: make(chan struct{}),
-		lines: map[string]*line{}, window: o.order.window,
+		lines: map[string]*line{}, shaky: map[*line]bool{}, window: o.order.window,
+	}
+	if o.order.policy == ParkKeys {
+		s.lot = &parkingLot{
+			store: o.order.parker, budget: o.order.budget, wake: make(chan struct{}, 1),
+			keys: map[string]*parkedKey{}, leaving: map[*line]bool{},
+		}
 	}
 	if s.window == 0 {
 		s.window = unknownWindow
@@ -72,6 +81,9 @@ func signal(wake chan struct{}) {
 func (s *orderedSubscription) run() {
 	defer close(s.out)
 	defer context.AfterFunc(s.ctx, s.end)()
+	if s.lot != nil {
+		s.outcomes.Go(s.clerk)
+	}
 	for s.turn() {
 	}
 	s.drain()
@@ -154,6 +166,7 @@ func (s *orderedSubscription) look() stance {
 	if s.halting {
 		s.stopNow()
 	}
+	s.choose()
 	st := stance{offer: s.offers.first()}
 	for st.offer != nil && st.offer.state != placeOffered { // lost meanwhile
 		s.offers.pop()
@@ -161,19 +174,61 @@ func (s *orderedSubscription) look() stance {
 	}
 	st.ended = s.stopping || s.inClosed && s.waiting == 0
 	stands := s.standsStill()
-	if !s.inClosed && st.offer == nil && !stands && s.waiting < s.window+s.lost {
+	if !s.inClosed && st.offer == nil && !stands && s.waiting < s.room() && s.first == nil {
 		st.in = s.in
 	}
-	tell := s.noteStill(stands)
+	tell := s.noteStill(stands && (s.lot == nil || s.lot.trouble != nil))
+	tellParked := s.noteParked()
+	opened := s.first != nil && s.lot.open
 	s.mu.Unlock()
-	if tell != nil {
-		tell()
+	for _, f := range [...]func(){tell, tellParked} {
+		if f != nil {
+			f()
+		}
+	}
+	if opened {
+		msg := s.first
+		s.first = nil
+		s.arrive(msg)
+		return s.look()
 	}
 	return st
 }
 
+// room is how many messages may wait here. While a lost one is waited for, it must find room to come, also behind others.
+func (s *orderedSubscription) room() int {
+	if s.lost > 0 {
+		return 4 * s.window
+	}
+	return s.window
+}
+
+// waitsForLot tells whether a message has to wait until it is known what is parked: the first one tells whose it could be.
+func (s *orderedSubscription) waitsForLot(msg *message.Message) bool {
+	if s.lot == nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lot.template == nil {
+		s.lot.meet(s.order.consumer, s.order.handlerOf(msg), s.topic, msg)
+	}
+	return !s.lot.open && !s.stopping
+}
+
 // arrive takes a message that the subscriber handed out.
 func (s *orderedSubscription) arrive(msg *message.Message) {
+	waits := s.waitsForLot(msg)
+	if sdk.IsGreeting(msg) {
+		info, _ := sdk.DeliveryFrom(msg.Context())
+		s.learn(info)
+		msg.Ack()
+		return
+	}
+	if waits {
+		s.first = msg
+		return
+	}
 	p := &place{inner: msg, ctx: msg.Context()}
 	p.info, _ = sdk.DeliveryFrom(p.ctx)
 	key, err := s.order.key(msg)
@@ -211,6 +266,9 @@ func (s *orderedSubscription) line(key string) *line {
 	l := s.lines[key]
 	if l == nil {
 		l = &line{sub: s, key: key}
+		if s.lot != nil {
+			l.parked = s.lot.keys[key]
+		}
 		s.lines[key] = l
 	}
 	return l
@@ -299,13 +357,24 @@ func (s *orderedSubscription) equip(p *place) *message.Message {
 	if p.info != nil {
 		base = sdk.WithDelivery(base, p.info.Copy(p.handed))
 	}
-	t := &ticket{order: s.order, place: p, msg: p.inner.Copy()}
+	t := &ticket{order: s.order, place: p, msg: p.copied()}
 	t.Context, t.cancel = context.WithCancelCause(base)
 	t.msg.SetContext(t)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p.ticket = t
+	if p.state == placeOffered { // else it was lost meanwhile, and its copy must not run
+		p.ticket = t
+	}
 	return t.msg
+}
+
+func (p *place) copied() *message.Message {
+	if p.row == nil {
+		return p.inner.Copy()
+	}
+	msg := message.NewMessage(p.row.UUID, p.row.Payload)
+	maps.Copy(msg.Metadata, p.row.Metadata)
+	return msg
 }
 
 // offers are the messages whose turn has come, in order.

@@ -85,6 +85,9 @@ type Health struct {
 	// FailingKeys is the number of order keys, in all subscriptions, one of whose messages failed or was lost and has not
 	// passed since. Held is the number of messages of these keys.
 	FailingKeys, Held int
+	// ParkedKeys is the number of order keys whose messages are parked in the database, and Parked the number of these messages,
+	// as far as this process has parked or found them.
+	ParkedKeys, Parked int
 	// StandsStill: a subscription takes no more messages because too many are held, since StandsStillSince.
 	StandsStill      bool
 	StandsStillSince time.Time
