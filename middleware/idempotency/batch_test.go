@@ -168,7 +168,7 @@ func TestPerBatch(t *testing.T) {
 						ill.change(c, s)
 					}
 				}, func(e *env) {
-					if ill.err == ErrContention {
+					if errors.Is(ill.err, ErrContention) {
 						return // all try again together until it is too much for all of them
 					}
 					e.share(e.marking(nil), messages("earlier")...)
