@@ -39,6 +39,14 @@ func orderKeyClauses[T any]() []txClause[T] {
 		},
 		{
 			Clause: Clause{
+				ID: "T24/full", Name: "more held than half the window", Capability: "ordered",
+				Text: "when a failing message holds back more than half the window, the subscription stands still and says so; nothing " +
+					"overtakes, and when the message succeeds everything goes on, in order",
+			},
+			check: keysFull[T],
+		},
+		{
+			Clause: Clause{
 				ID: "T24/shutdown", Name: "order keys at shutdown", Capability: "ordered",
 				Text: "shutdown while a failing message holds back others of its key: it ends in time, and what was held comes again",
 			},
@@ -82,24 +90,42 @@ type procession struct {
 	takes time.Duration
 }
 
+func newProcession() *procession {
+	return &procession{place: map[string]int{}, key: map[string]string{}, order: map[string][]string{}, done: map[string]bool{}}
+}
+
+// add makes the next message of a key, "" for one without.
+func (p *procession) add(id, key string, n int) sdk.Message {
+	p.key[id], p.place[id] = key, len(p.order[key])
+	p.order[key] = append(p.order[key], id)
+	return ordered(id, key, n)
+}
+
+func ordered(id, key string, n int) sdk.Message {
+	msg := sdk.Message{ID: id, Payload: fmt.Appendf(nil, "message %d of %q", n, key), Metadata: map[string]string{}}
+	if key != "" {
+		msg.Metadata[keyField] = key
+	}
+	return msg
+}
+
 // procession makes messages of some keys in turns, and some without a key. Some are for the filter to drop.
 func (e *txEnv[T]) procession(filtered bool) (*procession, []sdk.Message) {
-	p := &procession{place: map[string]int{}, key: map[string]string{}, order: map[string][]string{}, done: map[string]bool{}}
+	p := newProcession()
 	var msgs []sdk.Message
 	for i := range orderEach {
 		for k := range orderKeys + 1 {
-			msg := sdk.Message{ID: e.messageID(), Payload: fmt.Appendf(nil, "message %d of key %d", i, k), Metadata: map[string]string{}}
+			key := ""
 			if k < orderKeys {
-				msg.Metadata[keyField] = fmt.Sprintf("key-%d", k)
+				key = fmt.Sprintf("key-%d", k)
 			}
 			if filtered && (i+k)%3 == 0 {
-				msg.Metadata[dropField] = "yes"
-			} else {
-				key := msg.Metadata[keyField]
-				p.key[msg.ID], p.place[msg.ID] = key, len(p.order[key])
-				p.order[key] = append(p.order[key], msg.ID)
+				drop := ordered(e.messageID(), key, i)
+				drop.Metadata[dropField] = "yes"
+				msgs = append(msgs, drop)
+				continue
 			}
-			msgs = append(msgs, msg)
+			msgs = append(msgs, p.add(e.messageID(), key, i))
 		}
 	}
 	p.failing = p.order["key-1"][1]
@@ -191,6 +217,7 @@ func (e *txEnv[T]) marching(p *procession, l *ledger, outer message.HandlerMiddl
 		window: orderWindow, outer: []message.HandlerMiddleware{outer}, ordered: true,
 		config: idempotency.Config{
 			OrderKey:     func(msg *message.Message) string { return msg.Metadata.Get(keyField) },
+			OrderPolicy:  idempotency.StandStill,
 			RetryBackoff: sdk.Backoff{Min: 10 * time.Millisecond, Max: 50 * time.Millisecond},
 		},
 		wrap: func(s receipts.Store[T]) receipts.Store[T] {
@@ -326,6 +353,55 @@ func (e *txEnv[T]) marchTogether(ctx context.Context, march plan[T], msgs []sdk.
 		ids = append(ids, msg.ID)
 	}
 	return ids, errors.Join(e.quiet(ctx), c.stop())
+}
+
+// keysFull has one key with more messages than half the window, of which the first fails.
+func keysFull[T any](ctx context.Context, e *txEnv[T]) error {
+	p := newProcession()
+	var msgs []sdk.Message
+	for i := range orderWindow {
+		msgs = append(msgs, p.add(e.messageID(), "the failing key", i))
+	}
+	for i := range orderWindow {
+		msgs = append(msgs, p.add(e.messageID(), "another key", i))
+	}
+	p.failing = msgs[0].ID
+	l := &ledger{}
+	c, err := e.consume(ctx, e.marching(p, l, outers()["nothing"]))
+	if err != nil {
+		return err
+	}
+	if err := e.used[0].sendAll(ctx, msgs...); err != nil {
+		return err
+	}
+	still := func(want bool) error {
+		return e.eventually(ctx, func() error {
+			if h := c.m.Report().Health; h.StandsStill != want || h.StandsStillSince.IsZero() == want {
+				return fmt.Errorf("health says that the subscription stands still: %t, since %v; want %t", h.StandsStill, h.StandsStillSince, want)
+			}
+			return nil
+		})
+	}
+	if err := still(true); err != nil {
+		return err
+	}
+	for _, msg := range msgs[:orderWindow] {
+		if e.w.ackCount(msg.ID) > 0 {
+			return fmt.Errorf("%q was acked while it, or one before it, fails", msg.ID)
+		}
+	}
+	p.healed.Store(true)
+	ids := make([]string, len(msgs))
+	for i, msg := range msgs {
+		ids[i] = msg.ID
+		if err := e.ackedTimes(ctx, msg.ID, 1); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(still(false), p.violation(), p.committed(l)); err != nil {
+		return err
+	}
+	return e.balance(ctx, once(ids...))
 }
 
 // keysAtShutdown ends a consumer, under a limiter, while one message of a key fails and the others of it wait. What was not
