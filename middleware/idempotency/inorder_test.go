@@ -12,6 +12,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/penstock-mq/penstock/middleware/receipts"
 	"github.com/penstock-mq/penstock/sdk"
 )
 
@@ -303,5 +304,75 @@ func TestOrderAtMostOnceLosesNoneBehind(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A conflict that is held keeps its place: what follows it waits until somebody has acted, in the same batch as in a later one.
+func TestAHeldConflictKeepsItsPlace(t *testing.T) {
+	for _, size := range []int{1, 100} {
+		bubble(t, func(c *Config, _ *fakeStore) {
+			keyed(c)
+			c.Conflict, c.BatchSize = HoldConflicts, size
+		}, func(e *env) {
+			scope, _ := e.m.scopeOf("charge", "orders")
+			id, other := receiptKey(scope, []byte("k1")), receipts.NewNonce()
+			e.store.receipts[id] = receipts.Receipt{Fingerprint: []byte("other"), Nonce: other, State: receipts.StateDone}
+			e.store.markers[other] = true
+			time.AfterFunc(5*time.Second, func() { // somebody acts
+				e.store.mu.Lock()
+				defer e.store.mu.Unlock()
+				delete(e.store.receipts, id)
+			})
+			e.inOrder(e.marking(nil), "k1 j1 k2 j2 k3")
+			e.wantInOrder("k1 j1 k2 j2 k3")
+		})
+	}
+}
+
+// A message whose context ends in the very moment in which its turn comes, as Watermill's Timeout middleware has it, goes
+// back before those behind it may run.
+func TestNothingOvertakesAMessageThatTimesOut(t *testing.T) {
+	var uuids []string
+	for key := 'a'; key <= 'z'; key++ {
+		uuids = append(uuids, fmt.Sprintf("%c1 %c2", key, key))
+	}
+	all := strings.Join(uuids, " ")
+	for range 20 {
+		bubble(t, func(c *Config, s *fakeStore) {
+			keyed(c)
+			s.several(4)
+			c.BatchSize = 2
+		}, func(e *env) {
+			h := e.marking(nil)
+			var seen sync.Map
+			s := e.newStream(func(msg *message.Message) ([]*message.Message, error) {
+				if _, again := seen.LoadOrStore(msg.UUID, true); !again && msg.UUID[1] == '1' {
+					ctx, cancel := context.WithTimeout(msg.Context(), time.Second)
+					defer cancel()
+					msg.SetContext(ctx)
+				}
+				return h(msg)
+			})
+			time.AfterFunc(time.Second, e.holdLanes())
+			for uuid := range strings.FieldsSeq(all) {
+				s.put(uuid)
+			}
+			s.end()
+			e.wantInOrder(all)
+		})
+	}
+}
+
+// The same for one that is given back by the side lane, because its identity stays claimed elsewhere.
+func TestNothingOvertakesABlockedMessage(t *testing.T) {
+	for range 20 {
+		bubble(t, func(c *Config, s *fakeStore) { keyed(c); s.several(2) }, func(e *env) {
+			e.claimElsewhere("k1", defaultTxBudget+5*time.Second)
+			e.inOrder(e.marking(nil), "k1 j1 k2 k3 -1")
+			e.wantInOrder("k1 j1 k2 k3 -1")
+			if e.store.order[0] == "u:k1" || e.store.order[1] == "u:k1" {
+				e.Errorf("others waited for it: %v", e.store.order)
+			}
+		})
 	}
 }

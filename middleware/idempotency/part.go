@@ -19,7 +19,10 @@ func (b *batch[T]) runAll() bool {
 	}
 	run := make([]*pending[T], 0, len(b.members))
 	for _, p := range b.members {
-		if !p.decided() && !p.kept {
+		switch {
+		case p.v.kind == kindReturned:
+			b.m.inside.stumbled(p) // and what follows it here is behind
+		case !p.decided() && !p.kept:
 			run = append(run, p)
 		}
 	}
