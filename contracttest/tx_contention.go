@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -232,22 +231,7 @@ func (e *txEnv[T]) contended(ctx context.Context, c *crowd[T], b *busy, ids []st
 	case r.Outages > 0:
 		return errors.New("it was taken for an outage")
 	}
-	return e.compare(ctx, once(c.with(e.doneBy(ctx, c)...)...))
-}
-
-// doneBy lists what has taken effect besides the plugs.
-func (e *txEnv[T]) doneBy(ctx context.Context, c *crowd[T]) []string {
-	got, err := e.effects(ctx)
-	if err != nil {
-		return nil
-	}
-	var ids []string
-	for id := range got {
-		if !slices.Contains(c.done, id) {
-			ids = append(ids, id)
-		}
-	}
-	return ids
+	return e.ackedAreApplied(ctx)
 }
 
 // hot is a counter that everybody writes.

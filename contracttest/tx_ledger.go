@@ -22,7 +22,6 @@ type entry struct {
 	calls     [][]string                // the identity keys of each Claim
 	fresh     map[string]bool           // and those whose receipt is this transaction's
 	claims    map[string]receipts.Claim // by identity key, as they were asked for
-	parts     int
 	committed bool
 }
 
@@ -75,12 +74,6 @@ func (t ledgerTx[T]) Unclaim(ctx context.Context, claims []receipts.Claim) error
 		}
 	})
 	return err
-}
-
-// Part begins a part and counts it.
-func (t ledgerTx[T]) Part(ctx context.Context) error {
-	t.l.note(func() { t.e.parts++ })
-	return t.Tx.Part(ctx)
 }
 
 // Commit commits and writes down. What may have arrived counts as committed.
