@@ -21,7 +21,8 @@ func cgoStores() []contracttest.StoreHarness[*sql.Tx] {
 func TestTxMemoryMattn(t *testing.T) {
 	for _, s := range cgoStores() {
 		rep := contracttest.ExamineTx(t, bubbled(), s,
-			"T01", "T02", "T03", "T04", "T05", "T06", "T07", "T09", "T10", "T21", "T25", "T26", "T30", "T30/kill")
+			"T01", "T01/batch", "T02", "T02/batch", "T03", "T04", "T05", "T06", "T07", "T09", "T10", "T12", "T12/permanent", "T13", "T14",
+			"T15", "T15/held", "T15/read", "T16", "T21", "T25", "T26", "T30", "T30/kill")
 		failing(t, rep, "")
 	}
 }
