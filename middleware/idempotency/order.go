@@ -146,7 +146,7 @@ func (o *orderedSubscriber) Subscribe(ctx context.Context, topic string) (<-chan
 		o.running.Done()
 		return nil, err
 	}
-	s := newOrderedSubscription(o, ctx, topic, in)
+	s := newOrderedSubscription(ctx, o, topic, in)
 	o.add(s)
 	go func() {
 		defer o.running.Done()

@@ -220,12 +220,13 @@ func (s *orderedSubscription) parked(p *place) {
 // load reads parked messages of a key into its line.
 func (s *orderedSubscription) load(ctx context.Context, k *parkedKey, limit int) error {
 	rows, err := s.lot.store.Parked(ctx, s.lot.scope, k.key, k.after, limit)
-	if err != nil {
-		return fmt.Errorf("order key of %d parked messages: %w", k.messages, err)
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lot.wanting = s.lot.wanting[1:]
+	if err != nil { // perhaps only this one cannot be read: the others come first now
+		s.lot.wanting = append(s.lot.wanting, k)
+		return fmt.Errorf("order key of %d parked messages: %w", k.messages, err)
+	}
 	k.wanting = false
 	if s.ends() {
 		return nil

@@ -92,7 +92,7 @@ func (l *line) leaves() bool {
 
 // choose finds lines to park when too much is held: the longest ones that fail. It is called under the mutex.
 func (s *orderedSubscription) choose() {
-	for s.lot != nil && !s.ends() {
+	for s.lot != nil && s.held > s.window/2 && !s.ends() {
 		leaving := 0
 		var longest *line
 		for l := range s.shaky {

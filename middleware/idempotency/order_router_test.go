@@ -461,3 +461,38 @@ func oneLife(t *testing.T, driver sdk.Driver, m *Middleware[*fakeTx], h message.
 		t.Errorf("the end took %v", d)
 	}
 }
+
+// A plain Router.Close, without sdk.Run, over a foreign broker, while a key fails: nothing waits for what is held.
+func TestRouterCloseOverAForeignBroker(t *testing.T) {
+	e := newEnv(t, func(cfg *Config, _ *fakeStore) { orderByKey(cfg) })
+	g := gochannel.NewGoChannel(gochannel.Config{}, nil)
+	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newStandIn(e.m, func(*message.Message) error { return errUnreliable })
+	router.AddSubscriberDecorators(e.m.Ordered)
+	router.AddConsumerHandler("charge", "orders", g, c.handler)
+	ran := make(chan error, 1)
+	go func() { ran <- router.Run(context.Background()) }()
+	<-router.Running()
+	for _, uuid := range []string{"a1", "a2", "b1"} {
+		msg := message.NewMessage(uuid, nil)
+		msg.Metadata.Set("key", orderKeyOf(uuid))
+		if err := g.Publish("orders", msg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, "three are held", func() bool { return e.m.Report().Health.Held == 3 })
+	start := time.Now()
+	if err := router.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-ran; err != nil {
+		t.Error(err)
+	}
+	if d := time.Since(start); d > 5*time.Second {
+		t.Errorf("the end took %v", d)
+	}
+	_ = g.Close()
+}

@@ -52,7 +52,7 @@ type orderedSubscription struct {
 // unknownWindow is what is taken for the window where nobody knows it.
 const unknownWindow = 256
 
-func newOrderedSubscription(o *orderedSubscriber, ctx context.Context, topic string, in <-chan *message.Message) *orderedSubscription {
+func newOrderedSubscription(ctx context.Context, o *orderedSubscriber, topic string, in <-chan *message.Message) *orderedSubscription {
 	s := &orderedSubscription{
 		owner: o, order: o.order, topic: topic, ctx: ctx, in: in,
 		out: make(chan *message.Message), wake: make(chan struct{}, 1), halt: make(chan struct{}), over: make(chan struct{}),
