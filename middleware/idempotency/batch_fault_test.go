@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -285,21 +286,91 @@ func TestContentionOfALoneMessage(t *testing.T) {
 	})
 }
 
-// A message has its ContentionRetries to itself, whoever shares its transactions.
+// A message has its ContentionRetries to itself, whoever shares its transactions, and the first of them counts.
 func TestContentionRetriesInABatch(t *testing.T) {
-	bubble(t, func(c *Config, _ *fakeStore) { c.ContentionRetries = 4 }, func(e *env) {
-		runs := map[string]int{}
+	for _, parts := range []bool{true, false} {
+		t.Run(fmt.Sprintf("parts %v", parts), func(t *testing.T) {
+			bubble(t, func(c *Config, s *fakeStore) {
+				c.ContentionRetries = 4
+				s.info.Parts = parts
+			}, func(e *env) {
+				runs := map[string]int{}
+				c := e.share(e.marking(func(msg *message.Message) error {
+					if runs[msg.UUID]++; msg.UUID == "b" {
+						return errBusy
+					}
+					return nil
+				}), messages("a b c d")...)
+				c.wantEndings("b:returned")
+				if !errors.Is(c.of("b").err, ErrContention) || runs["b"] != 5 || runs["c"] != 1 {
+					e.Errorf("runs %v: %v", runs, c.of("b").err)
+				}
+				e.wantApplied("a c d")
+				if got := e.m.Report().Contention; got != 5 {
+					e.Errorf("contention %d times", got)
+				}
+			})
+		})
+	}
+}
+
+// What met contention in its handler runs alone from then on: perhaps its neighbours hold what it needs.
+func TestContentionInAHandlerIsTriedAlone(t *testing.T) {
+	bubble(t, nil, func(e *env) {
 		c := e.share(e.marking(func(msg *message.Message) error {
-			if runs[msg.UUID]++; msg.UUID == "b" {
+			tx, _ := TxFrom[*fakeTx](msg.Context())
+			if msg.UUID == "b" && len(tx.fresh) > 1 {
 				return errBusy
 			}
 			return nil
 		}), messages("a b c d")...)
-		c.wantEndings("b:returned")
-		if !errors.Is(c.of("b").err, ErrContention) || runs["b"] != 5 || runs["a"] != 1 || runs["c"] != 1 {
-			e.Errorf("runs %v: %v", runs, c.of("b").err)
+		c.wantEndings()
+		e.wantBatches(4, 1)
+		e.wantCounts(map[string]uint64{"Handled": 4, "Contention": 1})
+	})
+}
+
+// Where no handler ran, an error of COMMIT is nobody's failed attempt.
+func TestCommitFailsWithoutAHandler(t *testing.T) {
+	bubble(t, func(c *Config, s *fakeStore) {
+		withEverything(c, nil)
+		c.Outputs = nil
+		s.onCommit = func(int) commitFault { return commitFault{err: errSQL} }
+	}, func(e *env) {
+		msg, _ := withDelivery(deliver("refused", "p"))
+		if _, err := e.marking(nil)(msg); !errors.Is(err, errSQL) || IsFailure(err) {
+			e.Errorf("got %v", err)
 		}
-		e.wantApplied("a c d")
+		e.wantCounts(map[string]uint64{"Returned": 1})
+	})
+}
+
+// A batch that waited while somebody found the database away does not try the same again: one message at a time probes.
+func TestAPendingBatchHeedsTheGate(t *testing.T) {
+	bubble(t, func(_ *Config, s *fakeStore) {
+		back := time.Now().Add(400 * time.Millisecond)
+		s.onBegin = func(int) error {
+			if time.Now().Before(back) {
+				return errGone
+			}
+			return nil
+		}
+	}, func(e *env) {
+		c := &crowd{e: e}
+		open := e.holdLanes()
+		c.enter(e.marking(nil), numbered(20)...)
+		e.m.databaseAway(errGone)
+		open()
+		synctest.Wait()
+		if got := e.store.count("begin"); got != 0 {
+			e.Errorf("%d transactions were tried at once", got)
+		}
+		time.Sleep(350 * time.Millisecond)
+		if got := e.store.count("begin"); got == 0 || got > 4 {
+			e.Errorf("%d transactions were tried meanwhile", got)
+		}
+		c.wait()
+		c.wantEndings()
 	})
 }
 

@@ -128,10 +128,10 @@ func (b *batch[T]) part(s *stretch, run []*pending[T], i int) bool {
 // call runs the handler and leaves its answer in p. Afterwards the transaction is out of its reach. It tells how long that
 // took.
 func (b *batch[T]) call(p *pending[T]) time.Duration {
-	began := time.Now()
+	p.called = time.Now()
 	defer p.carrier.end()
 	p.produced, p.err = b.q.handle(p.shadow)
-	return time.Since(began)
+	return time.Since(p.called)
 }
 
 // account notes that a handler ran.

@@ -64,6 +64,7 @@ type pending[T any] struct {
 	shadow   *message.Message
 	carrier  *carrier
 	handling atomic.Pointer[handling] // the handler's context
+	called   time.Time                // when its handler was called
 	produced []*message.Message       // the handler's answer
 	err      error                    // the handler's answer
 

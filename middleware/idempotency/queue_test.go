@@ -127,6 +127,21 @@ func TestBatchTime(t *testing.T) {
 	})
 }
 
+// The time of a handler that did not return counts as well.
+func TestBatchTimeOfHandlersThatPanic(t *testing.T) {
+	bubble(t, nil, func(e *env) {
+		c := e.share(e.marking(only("b", func(*message.Message) error {
+			time.Sleep(25 * time.Millisecond)
+			panic("by hand")
+		})), messages("a b c d")...)
+		c.wantEndings("b:panicked")
+		e.wantApplied("a c d")
+		if b := e.m.Report().Batches; b.Largest > 2 || b.Transactions < 2 {
+			e.Errorf("%+v: the first transaction should end with the slow one", b)
+		}
+	})
+}
+
 // Handlers that take longer than BatchTime run one in each transaction, in all lanes at a time.
 func TestSlowHandlersDegradeToOneEach(t *testing.T) {
 	bubble(t, func(_ *Config, s *fakeStore) { s.several(4) }, func(e *env) {

@@ -79,6 +79,9 @@ func (b *batch[T]) runEach(run []*pending[T]) bool {
 		if !end.left {
 			return end.ok
 		}
+		if called := run[end.at].called; !called.Before(b.begun) {
+			b.account(time.Since(called))
+		}
 		if !b.undo(run[end.at], again(1, errPanicked), run, end.at) {
 			return false
 		}

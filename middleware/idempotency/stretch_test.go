@@ -59,10 +59,14 @@ func TestHandlerEndsTogetherWithItsTransaction(t *testing.T) {
 	}
 	for name, end := range howToEnd() {
 		t.Run(name, func(t *testing.T) {
-			for range 30 {
+			for i := range 60 {
 				bubble(t, nil, func(e *env) {
 					c := e.share(e.marking(only("b", func(msg *message.Message) error {
-						<-msg.Context().Done()
+						if i%2 == 0 {
+							<-msg.Context().Done()
+						} else {
+							time.Sleep(defaultTxBudget)
+						}
 						return end()
 					})), messages("a b c")...)
 					if how := c.of("b").String(); !slices.Contains(allowed[name], how) {
