@@ -54,7 +54,7 @@ func TimedCommit(tx Tx[*sql.Tx], marker bool) (took Timed, err error) {
 		}
 	}
 	marked := time.Now()
-	err = t.tx.Commit()
+	err = t.commit()
 	took = Timed{Guard: released.Sub(start), Marker: marked.Sub(released), Commit: time.Since(marked)}
 	t.giveBack(err)
 	return took, err
