@@ -314,19 +314,27 @@ func TestContentionRetriesInABatch(t *testing.T) {
 	}
 }
 
-// What met contention in its handler runs alone from then on: perhaps its neighbours hold what it needs.
+// What met contention in its handler runs alone from then on, though others wait with it: perhaps they hold what it needs.
 func TestContentionInAHandlerIsTriedAlone(t *testing.T) {
 	bubble(t, nil, func(e *env) {
-		c := e.share(e.marking(func(msg *message.Message) error {
+		h := e.marking(func(msg *message.Message) error {
 			tx, _ := TxFrom[*fakeTx](msg.Context())
 			if msg.UUID == "b" && len(tx.fresh) > 1 {
 				return errBusy
 			}
 			return nil
-		}), messages("a b c d")...)
+		})
+		c := &crowd{e: e}
+		open := e.holdLanes()
+		c.enter(h, messages("a b c d")...)
+		c.enter(e.marking(func(*message.Message) error { time.Sleep(time.Second); return nil }), messages("slow")...)
+		open()
+		synctest.Wait()
+		c.enter(h, messages("e f")...) // behind the slow one, as the one that tries again
+		c.wait()
 		c.wantEndings()
-		e.wantBatches(4, 1)
-		e.wantCounts(map[string]uint64{"Handled": 4, "Contention": 1})
+		e.wantBatches(4, 1, 1, 2)
+		e.wantCounts(map[string]uint64{"Handled": 7, "Contention": 1})
 	})
 }
 

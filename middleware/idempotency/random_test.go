@@ -90,7 +90,7 @@ func TestRandomly(t *testing.T) {
 		p := plans().Draw(rt, "plan")
 		var problems []string
 		synctest.Test(t, func(t *testing.T) {
-			r := &randomRun{plan: p, env: newEnv(t, p.configure), runs: make([]int, len(p.Messages))}
+			r := &randomRun{plan: p, env: newEnv(t, p.configure), runs: make([]int, len(p.Messages)), ending: map[string]int{}}
 			problems = r.play()
 		})
 		for _, problem := range problems {
@@ -159,9 +159,10 @@ type randomRun struct {
 	plan
 	*env
 
-	mu   sync.Mutex
-	runs []int // of each message's handler
-	tell []string
+	mu     sync.Mutex
+	runs   []int          // of each message's handler
+	ending map[string]int // of the deliveries
+	tell   []string
 }
 
 func (r *randomRun) problem(format string, args ...any) {
@@ -199,6 +200,7 @@ func (r *randomRun) play() []string {
 		r.problem("%s", left)
 	}
 	r.checkEffects()
+	r.checkCounts()
 	return r.tell
 }
 
@@ -214,14 +216,31 @@ func (r *randomRun) deliver(h message.HandlerFunc, i, try int) (acked bool) {
 	if m.Cancel > 0 && try == 1 {
 		defer time.AfterFunc(time.Duration(m.Cancel)*time.Millisecond, cancel).Stop()
 	}
+	o := &ending{msg: msg}
 	var over sync.WaitGroup
 	over.Go(func() { // so that Goexit ends this goroutine only
-		defer func() { _ = recover() }()
-		_, err := h(msg)
-		acked = err == nil
+		defer func() { o.panicked = recover() }()
+		_, o.err = h(msg)
+		o.returned = true
 	})
 	over.Wait()
-	return acked
+	if v := o.panicked; v != nil && v != "by hand" && v != "store" {
+		r.problem("message %d panicked with %v", i, v)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ending[o.String()]++
+	return o.String() == "done"
+}
+
+// checkCounts compares the report with what became of the deliveries.
+func (r *randomRun) checkCounts() {
+	c := r.m.Report()
+	acked := c.Handled + c.Replayed + c.Conflicted + c.Refused + c.Diverted + c.Torn
+	failed := r.ending["failed"] + r.ending["panicked"] + r.ending["exited"]
+	if int(acked) != r.ending["done"] || int(c.Failed) != failed || int(c.Returned) != r.ending["returned"] {
+		r.problem("endings %v, but %d are acknowledged, %d failed, %d returned", r.ending, acked, c.Failed, c.Returned)
+	}
 }
 
 func (r *randomRun) handler() message.HandlerFunc {
