@@ -25,7 +25,7 @@ func (m *Middleware[T]) handle(msg *message.Message, h message.HandlerFunc, q *q
 	return m.settle(p, q)
 }
 
-// line finds a message's place among those of its order key, and the rows it will lock.
+// line finds a message's place among those of its order key.
 func (m *Middleware[T]) line(p *pending[T]) (err error) {
 	if p.ticket, err = m.ticketFor(p.msg); err != nil {
 		return err
@@ -34,9 +34,6 @@ func (m *Middleware[T]) line(p *pending[T]) (err error) {
 		return errBehind
 	}
 	p.line = p.ticket.line()
-	if m.cfg.LockKeys != nil {
-		p.locks = slices.Sorted(slices.Values(m.cfg.LockKeys(p.msg)))
-	}
 	return nil
 }
 
@@ -90,6 +87,9 @@ func (m *Middleware[T]) verdictOn(p *pending[T], q *queue[T]) verdict {
 	}
 	if err := m.checkLease(p); err != nil {
 		return returnedAndHeld(err)
+	}
+	if m.cfg.LockKeys != nil {
+		p.locks = slices.Sorted(slices.Values(m.cfg.LockKeys(p.msg)))
 	}
 	if err := m.takeUp(p); err != nil {
 		return returned(err)

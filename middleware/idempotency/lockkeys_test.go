@@ -84,6 +84,23 @@ func TestLockKeysInTheFlow(t *testing.T) {
 	}
 }
 
+// A function of the configuration that panics fails its message like a handler, and is counted like one.
+func TestConfiguredFunctionsThatPanic(t *testing.T) {
+	for name, change := range map[string]func(c *Config){
+		"LockKeys":    func(c *Config) { c.LockKeys = func(*message.Message) []string { panic("by hand") } },
+		"Fingerprint": func(c *Config) { c.Fingerprint = func(*message.Message) []byte { panic("by hand") } },
+		"Validate":    func(c *Config) { c.Validate = func(*message.Message) error { panic("by hand") } },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(c *Config, _ *fakeStore) { change(c) }, func(e *env) {
+				c := e.share(e.marking(nil), messages("a b")...)
+				c.wantEndings("a:panicked", "b:panicked")
+				e.wantApplied("")
+			})
+		})
+	}
+}
+
 // Messages of one key are in one lane at a time, in their order, while other keys use the other lanes; also when handlers
 // fail, panic, stand still or meet contention now and then, and the store fails in every call.
 func TestAKeyIsInOneLaneAtATime(t *testing.T) {
