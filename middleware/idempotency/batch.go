@@ -154,7 +154,7 @@ func (b *batch[T]) begin() bool {
 	}
 	ended := b.waits.Err()
 	b.waits.stop()
-	if err := b.lead.ctx.Err(); err != nil {
+	if err := over(b.lead.ctx); err != nil {
 		b.cancelled(err)
 		return false
 	}
@@ -226,8 +226,8 @@ func (b *batch[T]) ask(claims []receipts.Claim) ([]receipts.ClaimResult, bool) {
 		return results, true
 	case err == nil:
 		err = fmt.Errorf("the store gave %d answers to %d claims", len(results), len(claims))
-	case first.Err() != nil:
-		b.cancelled(first.Err())
+	case over(first) != nil:
+		b.cancelled(over(first))
 		return nil, false
 	}
 	err = fmt.Errorf("claim: %w", err)

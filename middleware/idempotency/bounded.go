@@ -36,6 +36,18 @@ func earlier(ctx context.Context, deadline time.Time) time.Time {
 	return deadline
 }
 
+// over tells why a context has ended, also where its deadline has come and its timer is a moment late: a context made from
+// it may be earlier, and the end of one message's time must not pass for that of the database.
+func over(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
 // Deadline implements context.Context.
 func (b *bounded) Deadline() (time.Time, bool) { return b.deadline, true }
 

@@ -332,12 +332,6 @@ func (c *standIn) handler(msg *message.Message) error {
 	return nil
 }
 
-func (c *standIn) handled() []string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Clone(c.done)
-}
-
 // checkOrder checks that all were handled, and those of each key in the order of want.
 func checkOrder(t interface {
 	Helper()

@@ -137,6 +137,10 @@ func (s *orderedSubscription) delay(p *place, t *ticket) time.Duration {
 	return max(asked, s.order.backoff.Ceiling(0))
 }
 
+// lostFor is how long a lost delivery is waited for at least: a lost connection has to be noticed and made anew, with the
+// driver's backoff, before it can come again, and what is behind it may be back before.
+const lostFor = 30 * time.Second
+
 // lose notes that the delivery of a message is lost.
 func (s *orderedSubscription) lose(p *place) {
 	s.mu.Lock()
@@ -168,7 +172,7 @@ func (s *orderedSubscription) loseNow(p *place) {
 	l.lost++
 	s.lost++
 	p.fail()
-	p.due = time.Now().Add(s.order.backoff.Ceiling(64))
+	p.due = time.Now().Add(max(s.order.backoff.Ceiling(64), lostFor))
 	l.advance()
 	signal(s.wake)
 }
