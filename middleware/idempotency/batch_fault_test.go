@@ -420,3 +420,30 @@ func TestUnclaimedMessagesComeAgainFresh(t *testing.T) {
 		})
 	}
 }
+
+// Contention in a handler that has ended the transaction, as a deadlock does on MySQL, leaves nothing to undo. It is contention
+// all the same, of all: counted, tried again after a pause, and not for ever.
+func TestContentionThatEndsTheTransaction(t *testing.T) {
+	for _, tt := range []struct {
+		busy int
+		ends string
+	}{{3, "done"}, {1000, "returned"}} {
+		bubble(t, func(c *Config, s *fakeStore) {
+			c.ContentionRetries = 4
+			s.onUndo = func(int) error { return receipts.ErrTxEnded }
+		}, func(e *env) {
+			runs := 0
+			start := time.Now()
+			c := e.share(e.marking(only("b", func(*message.Message) error {
+				if runs++; runs <= tt.busy {
+					return errBusy
+				}
+				return nil
+			})), messages("a b c")...)
+			c.wantEndings("b:" + tt.ends)
+			if runs > 10 || e.m.Report().Contention < 3 || time.Since(start) < 10*time.Millisecond {
+				e.Errorf("%d runs in %v, contention %d times", runs, time.Since(start), e.m.Report().Contention)
+			}
+		})
+	}
+}

@@ -233,7 +233,12 @@ func (b *batch[T]) undoPart(p *pending[T], v verdict) bool {
 		if errors.Is(err, receipts.ErrTxEnded) {
 			b.spare(err)
 		}
-		b.rest(b.m.classify(fmt.Errorf("undo a message's part: %w", err), func(err error) verdict { return again(0, err) }))
+		b.rest(b.m.classify(fmt.Errorf("undo a message's part: %w", err), func(err error) verdict {
+			if v.kind == kindContention {
+				return v // which has ended the transaction for all
+			}
+			return again(0, err)
+		}))
 		return false
 	}
 	if v.kind == kindContention {
