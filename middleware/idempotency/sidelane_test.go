@@ -205,6 +205,25 @@ func TestBlockedAgainAfterAnOutage(t *testing.T) {
 	})
 }
 
+// One that probes whether the database is back, and is blocked, has found out: the others do not wait until it is free.
+func TestABlockedProbeOpensTheGate(t *testing.T) {
+	bubble(t, func(_ *Config, s *fakeStore) { s.several(2) }, func(e *env) {
+		e.claimElsewhere("b", 5*time.Second)
+		e.m.databaseAway(errGone)
+		time.Sleep(time.Second) // the next one probes
+		c := &crowd{e: e}
+		h := e.marking(nil)
+		c.enter(h, messages("b x y z")...)
+		c.wait()
+		c.wantEndings()
+		for _, uuid := range []string{"x", "y", "z"} {
+			if took := c.of(uuid).took; took > time.Second {
+				e.Errorf("%s took %v", uuid, took)
+			}
+		}
+	})
+}
+
 // At most once, the claim that was waited for is committed before the handler runs. What its handler's transaction meets then
 // is no reason to lose it.
 func TestBlockedAtMostOnceMeetsContention(t *testing.T) {

@@ -62,7 +62,7 @@ func wasCancelled(ctx context.Context) bool { return errors.Is(ctx.Err(), contex
 // reached tells whether the round proves that the database answers.
 func (v verdict) reached() bool {
 	switch v.kind {
-	case kindDone, kindClaimed, kindFailed, kindPermanent, kindContention:
+	case kindDone, kindClaimed, kindFailed, kindPermanent, kindContention, kindBlocked:
 		return true
 	default:
 		return false
