@@ -76,7 +76,8 @@ type Config struct {
 	BatchSize int
 
 	// BatchTime is how long a batch's handlers may have run when it takes up another message; 0 means 20 ms. It keeps slow
-	// handlers from delaying each other's commit.
+	// handlers from delaying each other's commit. A function for HandleBatch gets its batch in one call, which this does not
+	// end.
 	BatchTime time.Duration
 
 	// Lanes is the most transactions that run at a time; 0 means as many as the store says make sense. It never exceeds that

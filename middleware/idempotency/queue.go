@@ -144,9 +144,19 @@ func (q *queue[T]) most() int {
 		most = min(most, q.limit)
 	}
 	if q.mean > 0 {
-		most = min(most, int(q.m.cfg.BatchTime/q.mean))
+		most = min(most, int(q.time()/q.mean))
 	}
 	return max(most, 1)
+}
+
+// time is how long the handlers of a batch should run. A function for batches has them all in one call, which may take as
+// long for few as for many: BatchTime would make its batches ever smaller without making them shorter. It only has to be
+// well below the budget.
+func (q *queue[T]) time() time.Duration {
+	if q.batch == nil {
+		return q.m.cfg.BatchTime
+	}
+	return max(q.m.cfg.BatchTime, q.m.cfg.TxBudget/4)
 }
 
 // occupied tells whether a message of this one's order key is in a transaction. No other lane may take the next one.

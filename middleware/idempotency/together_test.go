@@ -316,6 +316,47 @@ func TestHandleBatchInsidePlugin(t *testing.T) {
 	})
 }
 
+// A function whose calls take long, however many messages they have, goes on getting many; one that takes long for each
+// message does not outlive its budget again and again.
+func TestHandleBatchThatTakesLong(t *testing.T) {
+	for _, tt := range []struct {
+		name       string
+		call, each time.Duration
+		calls      int
+		within     time.Duration
+	}{
+		{"for a call", 30 * time.Millisecond, 0, 20, time.Second},
+		{"for a message", 0, 50 * time.Millisecond, 60, 2000*50*time.Millisecond + 2*defaultTxBudget},
+	} {
+		for _, before := range []int{0, 10} { // so many alone, before there are batches
+			t.Run(fmt.Sprintf("%s, after %d", tt.name, before), func(t *testing.T) {
+				bubble(t, nil, func(e *env) {
+					b := &batcher{f: func(_ context.Context, _ *fakeTx, msgs []*message.Message) error {
+						time.Sleep(tt.call + time.Duration(len(msgs))*tt.each)
+						return nil
+					}}
+					h := e.batching(b)
+					for i := range before {
+						if _, err := h(deliver(fmt.Sprint("before ", i), "p")); err != nil {
+							e.Error(err)
+						}
+					}
+					start := time.Now()
+					c := &crowd{e: e}
+					open := e.holdLanes()
+					c.enter(h, numbered(2000)...)
+					open()
+					c.wg.Wait()
+					c.wantEndings()
+					if took := time.Since(start); took > tt.within || len(b.calls)-before > tt.calls {
+						e.Errorf("%v in %d calls", took, len(b.calls)-before)
+					}
+				})
+			})
+		}
+	}
+}
+
 // Contention and outages inside a batch handler are nobody's failure.
 func TestHandleBatchMeetsTheDatabase(t *testing.T) {
 	for _, fault := range []error{errBusy, errGone, fmt.Errorf("insert: %w", errBusy), Permanent(errBusy)} {
