@@ -44,9 +44,6 @@ var (
 // errBehind is why a message goes back that did not fail itself.
 var errBehind = errors.New("an earlier message of the same order key failed and comes first")
 
-// errFollowed is why one with an order key goes back that waited for another delivery of the same message.
-var errFollowed = errors.New("another delivery of the same message came to nothing that could be taken over")
-
 // errWhose refuses an output of a batch handler that names no message.
 var errWhose = fmt.Errorf("%w: in a batch handler, publish with the context of the message that the output belongs to", ErrNoOutputs)
 

@@ -65,7 +65,7 @@ func (b *batch[T]) finish(ctx context.Context) (decided bool) {
 			continue
 		}
 		if p.gone || p.v.kind != kindDone {
-			b.m.inside.stumbled(p) // before its order key is free: later ones of it must not run now
+			p.ticket.stumbled() // before its order key is free: later ones of it must not run now
 		}
 		lines = append(lines, p.line)
 	}
@@ -170,7 +170,7 @@ func (b *batch[T]) wentAway(p *pending[T]) bool {
 		return false
 	}
 	p.v = returned(p.ctx.Err())
-	b.m.inside.stumbled(p)
+	p.ticket.stumbled()
 	p.wake <- struct{}{}
 	return true
 }

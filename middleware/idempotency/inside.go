@@ -98,20 +98,6 @@ func (in *inside[T]) release(p *pending[T], v verdict) {
 	}
 }
 
-// stumbled says that a delivery goes back: neither it nor those who wait for it are in their places among those of their
-// order key. It takes no lock of a queue, and may be called under one.
-func (in *inside[T]) stumbled(p *pending[T]) {
-	if p.ticket == nil {
-		return
-	}
-	p.ticket.stumbled()
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	for _, f := range p.followers {
-		f.ticket.stumbled()
-	}
-}
-
 // stop makes a follower one no longer. It fails where its first copy has told it what became of it.
 func (in *inside[T]) stop(p *pending[T]) bool {
 	in.mu.Lock()
@@ -144,22 +130,19 @@ func (p *pending[T]) outcomeFor(other *pending[T], v verdict) verdict {
 // them from the database: nobody knows whether the first one's delivery still counts.
 func (m *Middleware[T]) tells() bool { return !m.cfg.OutputsThroughRouter }
 
-// follow waits for the first copy's outcome, where there is one in flight. None: this is the first.
+// follow waits for the first copy's outcome, where there is one in flight. None: this is the first. Meanwhile it has no place
+// among those of its order key: nobody keeps later ones from running.
 func (m *Middleware[T]) follow(p *pending[T]) verdict {
 	if m.cfg.Guarantee == AtLeastOnce || len(p.key) == 0 {
 		return verdict{} // no receipt: each delivery is on its own
 	}
 	for !m.inside.claim(p) {
-		p.ticket.reached()
 		v := m.awaitFirst(p)
 		if v.kind == kindDone {
 			v = done(&m.counters.replayed)
 		}
 		if v.kind != kindAgain {
 			return v
-		}
-		if p.ticket != nil { // its place in the queue would be behind later ones of its order key
-			return returnedAndHeld(errFollowed)
 		}
 	}
 	return verdict{}

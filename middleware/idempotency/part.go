@@ -21,7 +21,7 @@ func (b *batch[T]) runAll() bool {
 	for _, p := range b.members {
 		switch {
 		case p.v.kind == kindReturned:
-			b.m.inside.stumbled(p) // and what follows it here is behind
+			p.ticket.stumbled() // and what follows it here is behind
 		case !p.decided() && !p.kept:
 			run = append(run, p)
 		}

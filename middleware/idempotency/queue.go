@@ -103,7 +103,7 @@ func (q *queue[T]) withdraw(p *pending[T]) bool {
 		return false
 	}
 	q.pending = slices.Delete(q.pending, i, i+1)
-	q.m.inside.stumbled(p) // before later ones of its order key may run
+	p.ticket.stumbled() // before later ones of its order key may run
 	return true
 }
 

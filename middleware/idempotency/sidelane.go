@@ -14,7 +14,7 @@ func (m *Middleware[T]) sideLane() bool { return m.info.Lanes > 1 }
 func (q *queue[T]) runAside(p *pending[T]) verdict {
 	defer func() {
 		if p.v.kind != kindDone {
-			q.m.inside.stumbled(p) // before later ones of its order key may run
+			p.ticket.stumbled() // before later ones of its order key may run
 		}
 		p.blocked = false // another round begins like the first one
 		q.vacate(p)
