@@ -54,12 +54,14 @@ func TestForeignSubscriptionEnds(t *testing.T) {
 // tried again.
 func TestForeignSubscriberEndsByItself(t *testing.T) {
 	ordered(t, nil, func(o *orderEnv) {
-		o.put("a1", "a2", "a3", "b1", "b2")
-		out := o.want("a1", "b1")
+		o.put("a1", "a2", "a3", "b1", "b2", "c1", "c2")
+		out := o.want("a1", "b1", "c1")
 		o.fail(out[1])
 		_ = o.feed.Close()
 		o.want()
 		o.wantOutcomes("-b1", "-b2")
+		o.fail(out[2])
+		o.wantOutcomes("-b1", "-b2", "-c1", "-c2")
 		o.pass(out[0])
 		a2 := o.wantOne("a2")
 		o.reach(a2)
@@ -69,7 +71,7 @@ func TestForeignSubscriberEndsByItself(t *testing.T) {
 		if _, open := <-o.out; open {
 			t.Error("handed out at the end")
 		}
-		o.wantOutcomes("-b1", "-b2", "+a1", "+a2", "-a3")
+		o.wantOutcomes("-b1", "-b2", "-c1", "-c2", "+a1", "+a2", "-a3")
 	})
 }
 
@@ -374,6 +376,9 @@ func TestACutConnection(t *testing.T) {
 		e.broker.Disconnect()
 		time.Sleep(time.Second)
 		again := e.want("a1", "b1")
+		if n := e.engine.InFlight(); n != 7 { // four new ones; of the lost, those that handlers have
+			t.Errorf("%d messages are in flight", n)
+		}
 		e.reach(again[0])
 		a2again := e.wantOne("a2")
 		for _, old := range []*message.Message{out[0], a2} {

@@ -26,9 +26,10 @@ func TestAFailureHoldsItsKey(t *testing.T) {
 		if h := o.m.Report().Health; h.FailingKeys != 1 || h.Held != 3 || h.StandsStill {
 			t.Errorf("health %+v", h)
 		}
+		time.Sleep(time.Second / 2)
 		o.sendBack(a2)
 		o.put("a4")
-		again := o.wantAfter(time.Second, "a1")
+		again := o.wantAfter(time.Second/2, "a1")
 		o.sendBack(a3) // it arrives only now, while a1 is on its way again
 		o.reach(again)
 		o.want() // the others wait until it has passed
@@ -175,6 +176,7 @@ func TestARetryInPlaceDisplacesWhatIsQueued(t *testing.T) {
 		o.reach(a3)
 		t1, t2, t3 := o.ticket(a1), o.ticket(a2), o.ticket(a3)
 		t1.stumbled()
+		o.put("a4")
 		t1.reached()
 		if !t2.behind() {
 			t.Fatal("a2 may run before a1, which is behind it in the queue")
@@ -184,6 +186,7 @@ func TestARetryInPlaceDisplacesWhatIsQueued(t *testing.T) {
 		a1.Ack()
 		synctest.Wait()
 		t2.reached()
+		a4 := o.wantOne("a4")
 		if t2.behind() || !t3.behind() {
 			t.Fatalf("a2 behind: %v, a3, which is before it in the queue: %v", t2.behind(), t3.behind())
 		}
@@ -194,6 +197,7 @@ func TestARetryInPlaceDisplacesWhatIsQueued(t *testing.T) {
 		t3.passed()
 		a3.Ack()
 		a2.Ack()
+		o.pass(a4)
 	})
 }
 

@@ -13,8 +13,9 @@ import (
 // A delivery that is lost is never handed out again; the one that the broker brings instead takes its place.
 func TestALostMessageComesAgainToItsPlace(t *testing.T) {
 	for name, c := range map[string]struct {
-		lose func(o *orderEnv) // a2 of a1, a2, a3
-		left []string
+		lose  func(o *orderEnv) // a2 of a1, a2, a3
+		left  []string
+		alone bool // it failed before: it goes alone
 	}{
 		"while it waits": {
 			func(o *orderEnv) {
@@ -24,7 +25,7 @@ func TestALostMessageComesAgainToItsPlace(t *testing.T) {
 				o.want()
 				o.pass(a1)
 			},
-			[]string{"+a1"},
+			[]string{"+a1"}, false,
 		},
 		"while it is out": {
 			func(o *orderEnv) {
@@ -42,7 +43,7 @@ func TestALostMessageComesAgainToItsPlace(t *testing.T) {
 				o.pass(a1)
 				a2.Nack()
 			},
-			[]string{"+a1"},
+			[]string{"+a1"}, false,
 		},
 		"while it is held": {
 			func(o *orderEnv) {
@@ -53,7 +54,7 @@ func TestALostMessageComesAgainToItsPlace(t *testing.T) {
 				o.pass(a1)
 				time.Sleep(100 * time.Millisecond)
 			},
-			[]string{"+a1"},
+			[]string{"+a1"}, true,
 		},
 		"while it is offered, and nobody takes it": {
 			func(o *orderEnv) {
@@ -65,7 +66,7 @@ func TestALostMessageComesAgainToItsPlace(t *testing.T) {
 				o.want()
 				o.pass(a1)
 			},
-			[]string{"+a1"},
+			[]string{"+a1"}, false,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -75,8 +76,16 @@ func TestALostMessageComesAgainToItsPlace(t *testing.T) {
 				o.want()
 				o.put("a4", "a2", "a5")
 				again := o.wantOne("a2")
-				o.pass(again)
-				o.pass(o.wantOne("a3"))
+				o.reach(again)
+				if c.alone {
+					o.want()
+					o.pass(again)
+					o.pass(o.wantOne("a3"))
+				} else {
+					a3 := o.wantOne("a3")
+					o.pass(again)
+					o.pass(a3)
+				}
 				o.pass(o.wantOne("a4"))
 				o.pass(o.wantOne("a5"))
 				o.wantOutcome(append(c.left, "+a2", "+a3", "+a4", "+a5")...)
@@ -189,5 +198,25 @@ func TestALostMessageMayComeAlthoughTooManyAreHeld(t *testing.T) {
 		o.pass(o.wantOne("a1"))
 		o.pass(o.wantOne("a2"))
 		o.pass(o.wantOne("a3"))
+	})
+}
+
+// A lost message comes behind others that wait, more of them than usually find room.
+func TestALostMessageFindsRoom(t *testing.T) {
+	ordered(t, func(cfg *Config) { cfg.Limits.MaxInFlight = 2 }, func(o *orderEnv) {
+		o.put("a1", "a2", "b1", "b2", "c1")
+		out := o.want("a1", "b1") // a2 and b2 wait
+		if n := o.feed.unread(); n != 1 {
+			t.Fatalf("%d messages are unread, want c1", n)
+		}
+		o.fed["a1"].lose(sdk.ErrDeliveryLost)
+		o.put("b3", "b4", "a1")
+		again := o.want("c1", "a1")
+		o.pass(again...)
+		o.pass(o.wantOne("a2"))
+		o.pass(out[1])
+		for _, uuid := range []string{"b2", "b3", "b4"} {
+			o.pass(o.wantOne(uuid))
+		}
 	})
 }

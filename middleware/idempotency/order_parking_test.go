@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -9,6 +10,9 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/penstock-mq/penstock/middleware/receipts"
+	"github.com/penstock-mq/penstock/sdk"
 )
 
 // parkingEnv is an orderEnv whose store can park.
@@ -187,11 +191,78 @@ func TestAParkedMessageFailsAgain(t *testing.T) {
 		p.sendBack(a4)
 		p.wantParked("a2", "a3", "a4", "a5")
 		p.wantOutcomes("+a1", "+a2", "+a3", "+a4", "+a5")
-		p.pass(p.wantAfter(time.Second, "a2"))
-		for _, uuid := range []string{"a3", "a4", "a5"} {
+		a2 = p.wantAfter(time.Second, "a2")
+		p.reach(a2)
+		p.put("a6") // and with it what is parked is looked at
+		p.want()    // a2 failed: it goes alone
+		p.wantParked("a2", "a3", "a4", "a5", "a6")
+		p.pass(a2)
+		for _, uuid := range []string{"a3", "a4", "a5", "a6"} {
 			p.pass(p.wantOne(uuid))
 		}
 		p.wantParked()
+	})
+}
+
+// The backoff of a parked message goes on from where it was.
+func TestTheBackoffOfAParkedMessageGrows(t *testing.T) {
+	change := func(cfg *Config) { cfg.RetryBackoff = sdk.Backoff{Min: time.Second, Max: time.Hour} }
+	parking(t, change, func(p *parkingEnv) {
+		p.parkA()
+		for n := 1; n <= 6; n++ {
+			s := p.subscription()
+			s.mu.Lock()
+			k := s.lot.keys["a"]
+			if k.failures != n || time.Until(k.due) > time.Second<<n {
+				t.Errorf("after failure %d: %d counted, due in %v", n, k.failures, time.Until(k.due))
+			}
+			due := k.due
+			s.mu.Unlock()
+			time.Sleep(time.Until(due))
+			p.fail(p.wantOne("a1"))
+		}
+	})
+}
+
+// Of what is parked no more than a window, and what is read at a time, comes into memory.
+func TestReplaysAreBounded(t *testing.T) {
+	parking(t, nil, func(p *parkingEnv) {
+		var rows []receipts.Parked
+		for key := range 20 {
+			for n := range 3 {
+				uuid := fmt.Sprintf("%c%d", 'a'+key, n)
+				rows = append(rows, receipts.Parked{Scope: "7:billing6:charge6:orders", OrderKey: uuid[:1], UUID: uuid})
+			}
+		}
+		if err := p.db.Park(context.Background(), rows); err != nil {
+			t.Fatal(err)
+		}
+		p.put("-1")
+		var all []*message.Message
+		for len(p.db.parked()) > 0 {
+			out := p.take()
+			for _, msg := range out {
+				if orderKeyOf(msg.UUID) != "" {
+					p.reach(msg)
+				}
+			}
+			all = append(all, out...)
+			s := p.subscription()
+			s.mu.Lock()
+			if n := s.lot.loaded; n > s.window+readAhead {
+				t.Errorf("%d parked messages are in memory", n)
+			}
+			s.mu.Unlock()
+			if len(out) > 0 {
+				continue
+			}
+			for _, msg := range all {
+				if orderKeyOf(msg.UUID) != "" {
+					p.pass(msg)
+				}
+			}
+			all = nil
+		}
 	})
 }
 
