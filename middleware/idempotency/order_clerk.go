@@ -86,11 +86,12 @@ func (s *orderedSubscription) nextJob() func(context.Context) error {
 	}
 	if len(lot.wanting) > 0 && lot.loaded < s.window && !s.ends() {
 		k := lot.wanting[0]
-		limit := readAhead
+		lot.wanting = lot.wanting[1:]
+		after, limit := k.after, readAhead
 		if k.failures > 0 {
 			limit = 1
 		}
-		return func(ctx context.Context) error { return s.load(ctx, k, limit) }
+		return func(ctx context.Context) error { return s.load(ctx, k, after, limit) }
 	}
 	return nil
 }
@@ -218,17 +219,20 @@ func (s *orderedSubscription) parked(p *place) {
 }
 
 // load reads parked messages of a key into its line.
-func (s *orderedSubscription) load(ctx context.Context, k *parkedKey, limit int) error {
-	rows, err := s.lot.store.Parked(ctx, s.lot.scope, k.key, k.after, limit)
+func (s *orderedSubscription) load(ctx context.Context, k *parkedKey, after int64, limit int) error {
+	rows, err := s.lot.store.Parked(ctx, s.lot.scope, k.key, after, limit)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lot.wanting = s.lot.wanting[1:]
-	if err != nil { // perhaps only this one cannot be read: the others come first now
+	switch {
+	case err != nil: // perhaps only this one cannot be read: the others come first now
 		s.lot.wanting = append(s.lot.wanting, k)
 		return fmt.Errorf("order key of %d parked messages: %w", k.messages, err)
+	case s.ends():
+		return nil
 	}
 	k.wanting = false
-	if s.ends() {
+	if k.after != after { // its first one failed meanwhile, and is to be read again
+		s.want(k)
 		return nil
 	}
 	if len(rows) < limit {

@@ -25,7 +25,8 @@ func TestALostMessageComesAgainToItsPlace(t *testing.T) {
 				o.want()
 				o.pass(a1)
 			},
-			[]string{"+a1"}, false,
+			[]string{"+a1"},
+			false,
 		},
 		"while it is out": {
 			func(o *orderEnv) {
@@ -43,7 +44,8 @@ func TestALostMessageComesAgainToItsPlace(t *testing.T) {
 				o.pass(a1)
 				a2.Nack()
 			},
-			[]string{"+a1"}, false,
+			[]string{"+a1"},
+			false,
 		},
 		"while it is held": {
 			func(o *orderEnv) {
@@ -54,7 +56,8 @@ func TestALostMessageComesAgainToItsPlace(t *testing.T) {
 				o.pass(a1)
 				time.Sleep(100 * time.Millisecond)
 			},
-			[]string{"+a1"}, true,
+			[]string{"+a1"},
+			true,
 		},
 		"while it is offered, and nobody takes it": {
 			func(o *orderEnv) {
@@ -66,7 +69,8 @@ func TestALostMessageComesAgainToItsPlace(t *testing.T) {
 				o.want()
 				o.pass(a1)
 			},
-			[]string{"+a1"}, false,
+			[]string{"+a1"},
+			false,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

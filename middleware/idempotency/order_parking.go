@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -187,7 +188,12 @@ func (s *orderedSubscription) unload(l *line) {
 		s.lot.loaded--
 		p = next
 	}
+	if i := slices.Index(s.lot.wanting, k); i >= 0 { // more of it was wanted; now it is the first one, when it is due
+		s.lot.wanting = slices.Delete(s.lot.wanting, i, i+1)
+		k.wanting = false
+	}
 	s.want(k)
+	signal(s.lot.wake) // there is room for others
 }
 
 // stop ends the timers.

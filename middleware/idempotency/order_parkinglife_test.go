@@ -525,3 +525,69 @@ func TestAKeyThatCannotBeRead(t *testing.T) {
 		}
 	})
 }
+
+// A key whose first message fails while more of it is being read: what was read is not what comes next.
+func TestAFailureWhileItsKeyIsRead(t *testing.T) {
+	parking(t, func(cfg *Config) { cfg.Limits.MaxInFlight = 100 }, func(p *parkingEnv) {
+		var rows []receipts.Parked
+		var want []string
+		for n := range 40 {
+			uuid := fmt.Sprintf("a%02d", n)
+			want = append(want, uuid)
+			rows = append(rows, receipts.Parked{Scope: "7:billing6:charge6:orders", OrderKey: "a", UUID: uuid})
+		}
+		if err := p.db.Park(context.Background(), rows); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		p.put("-1")
+		out := p.take()
+		for n := 0; len(got) < len(want); n++ {
+			if n > 1000 {
+				t.Fatalf("held for ever after %v", got)
+			}
+			p.db.set(100*time.Millisecond, nil)
+			for _, msg := range out {
+				switch {
+				case orderKeyOf(msg.UUID) == "":
+				case msg.UUID == "a08" && n < 30: // half of what was read is done: the rows go, then more is read
+					time.Sleep(150 * time.Millisecond)
+					p.fail(msg)
+				case p.ticket(msg).behind():
+					p.sendBack(msg)
+				default:
+					p.pass(msg)
+					got = append(got, msg.UUID)
+				}
+			}
+			time.Sleep(50 * time.Millisecond)
+			out = p.take()
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("handled %v", got)
+		}
+	})
+}
+
+// A key that fails makes room for others at once, not when its backoff is over.
+func TestAFailingKeyMakesRoom(t *testing.T) {
+	parking(t, nil, func(p *parkingEnv) {
+		var rows []receipts.Parked
+		for n := range 20 {
+			rows = append(rows, receipts.Parked{Scope: "7:billing6:charge6:orders", OrderKey: "a", UUID: fmt.Sprintf("a%02d", n)})
+		}
+		rows = append(rows, receipts.Parked{Scope: "7:billing6:charge6:orders", OrderKey: "b", UUID: "b00"})
+		if err := p.db.Park(context.Background(), rows); err != nil {
+			t.Fatal(err)
+		}
+		p.put("-1")
+		out := p.take()
+		slices.SortFunc(out, func(a, b *message.Message) int { return strings.Compare(a.UUID, b.UUID) })
+		if got := uuidsOf(out); !slices.Equal(got, []string{"-1", "a00"}) {
+			t.Fatalf("handed out %v", got)
+		}
+		p.fail(out[1])
+		p.pass(p.wantOne("b00"))
+		p.fail(p.wantAfter(time.Second, "a00"))
+	})
+}
