@@ -208,14 +208,18 @@ func (e *env) wantNothingLeft() {
 }
 
 func (e *env) leftovers() (found []string) {
+	if open := e.store.openNow(); open != 0 {
+		found = append(found, fmt.Sprintf("%d transactions are open", open))
+	}
+	return append(found, leftoversOf(e.m)...)
+}
+
+func leftoversOf[T any](m *Middleware[T]) (found []string) {
 	report := func(bad bool, format string, args ...any) {
 		if bad {
 			found = append(found, fmt.Sprintf(format, args...))
 		}
 	}
-	open := e.store.openNow()
-	report(open != 0, "%d transactions are open", open)
-	m := e.m
 	m.lanes.mu.Lock()
 	report(m.lanes.free != m.lanes.all || len(m.lanes.line) != 0, "%d of %d lanes are free, %d wait for one",
 		m.lanes.free, m.lanes.all, len(m.lanes.line))
