@@ -81,6 +81,8 @@ func TestQuickRunWritesAllItPromises(t *testing.T) {
 	assert.Equal(t, map[string]int{
 		"throughput watermill msg/s ": 1, "throughput penstock msg/s watermill": 1, "throughput penstock msg/s loop": 1,
 		"throughput penstock-batch msg/s watermill": 1, "throughput penstock-batch msg/s loop": 1, "throughput loop msg/s ": 1,
+		"unprepared watermill msg/s ": 1, "unprepared penstock msg/s watermill": 1, "unprepared penstock msg/s loop": 1,
+		"unprepared penstock-batch msg/s watermill": 1, "unprepared penstock-batch msg/s loop": 1, "unprepared loop msg/s ": 1,
 		"batch-size penstock msg/s loop": 5, "batch-size penstock-batch msg/s loop": 5, "batch-size loop msg/s ": 5,
 		"window watermill msg/s ": 5, "window penstock msg/s watermill": 5, "window penstock msg/s loop": 5, "window loop msg/s ": 5,
 		"latency watermill ms ": 2, "latency penstock ms watermill": 2,
@@ -290,7 +292,7 @@ func TestLoopOnSeveralConnections(t *testing.T) {
 		require.NoError(t, err)
 		defer func() { assert.NoError(t, driver.Close(ctx)) }()
 		require.NoError(t, driver.Send(ctx, topic, workload(w.messages)))
-		h, err := prepareByHand(ctx, db)
+		h, err := prepareByHand(ctx, db, work{})
 		require.NoError(t, err)
 		defer func() { assert.NoError(t, h.close()) }()
 		l := looping{driver: driver, db: db, statements: h, window: 16, batch: 8}

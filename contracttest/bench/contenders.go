@@ -13,26 +13,65 @@ import (
 	"github.com/penstock-mq/penstock/sdk"
 )
 
-// effect is the statement that every contender executes once for each message. All of them prepare it, once, as somebody
-// does who cares for speed.
-type effect struct{ bump *sql.Stmt }
+const (
+	bumpCounter = `UPDATE counters SET value = value + 1 WHERE name = ?`
+	insertSeen  = `INSERT INTO seen (id, at) VALUES (?, ?) ON CONFLICT DO NOTHING`
+)
 
-func prepareEffect(ctx context.Context, db *sql.DB) (effect, error) {
-	bump, err := db.PrepareContext(ctx, `UPDATE counters SET value = value + 1 WHERE name = ?`)
-	return effect{bump}, err
+// statement is one of a contender's own. All contenders of a study prepare theirs, once, as somebody does who cares for
+// speed, or none does, as the README has it.
+type statement struct {
+	query    string
+	prepared *sql.Stmt // nil: as text
+	tx       *sql.Tx
+}
+
+func newStatement(ctx context.Context, db *sql.DB, w work, query string) (s statement, err error) {
+	s.query = query
+	if !w.unprepared {
+		s.prepared, err = db.PrepareContext(ctx, query)
+	}
+	return s, err
 }
 
 // in binds it to a transaction.
-func (e effect) in(ctx context.Context, tx *sql.Tx) effect {
-	return effect{tx.StmtContext(ctx, e.bump)}
+func (s statement) in(ctx context.Context, tx *sql.Tx) statement {
+	if s.tx = tx; s.prepared != nil {
+		s.prepared = tx.StmtContext(ctx, s.prepared)
+	}
+	return s
 }
 
+func (s statement) exec(ctx context.Context, args ...any) (sql.Result, error) {
+	if s.prepared == nil {
+		return s.tx.ExecContext(ctx, s.query, args...)
+	}
+	return s.prepared.ExecContext(ctx, args...)
+}
+
+func (s statement) close() error {
+	if s.prepared == nil {
+		return nil
+	}
+	return s.prepared.Close()
+}
+
+// effect is the statement that every contender executes once for each message.
+type effect struct{ bump statement }
+
+func prepareEffect(ctx context.Context, db *sql.DB, w work) (effect, error) {
+	bump, err := newStatement(ctx, db, w, bumpCounter)
+	return effect{bump}, err
+}
+
+func (e effect) in(ctx context.Context, tx *sql.Tx) effect { return effect{e.bump.in(ctx, tx)} }
+
 func (e effect) apply(ctx context.Context, payload []byte) error {
-	_, err := e.bump.ExecContext(ctx, counterOf(payload))
+	_, err := e.bump.exec(ctx, counterOf(payload))
 	return err
 }
 
-func (e effect) close() error { return e.bump.Close() }
+func (e effect) close() error { return e.bump.close() }
 
 // handlerOn makes a contender's handler on a database; end gives back what it holds.
 type handlerOn func(ctx context.Context, db *sql.DB, w work, limits sdk.Limits) (handle message.NoPublishHandlerFunc, end func() error, err error)
@@ -62,7 +101,7 @@ func middleware(ctx context.Context, db *sql.DB, w work, limits sdk.Limits) (*id
 	if err != nil {
 		return nil, effect{}, err
 	}
-	e, err := prepareEffect(ctx, db)
+	e, err := prepareEffect(ctx, db, w)
 	return m, e, err
 }
 
@@ -95,8 +134,8 @@ func withPenstockBatch(ctx context.Context, db *sql.DB, w work, limits sdk.Limit
 }
 
 // byHand is a plain Watermill handler: a transaction of its own for each message, with a receipt row.
-func byHand(ctx context.Context, db *sql.DB, _ work, _ sdk.Limits) (message.NoPublishHandlerFunc, func() error, error) {
-	h, err := prepareByHand(ctx, db)
+func byHand(ctx context.Context, db *sql.DB, w work, _ sdk.Limits) (message.NoPublishHandlerFunc, func() error, error) {
+	h, err := prepareByHand(ctx, db, w)
 	if err != nil {
 		return nil, holdsNothing, err
 	}
@@ -116,30 +155,30 @@ func byHand(ctx context.Context, db *sql.DB, _ work, _ sdk.Limits) (message.NoPu
 // handMade are the statements of those who write their receipts themselves.
 type handMade struct {
 	effect
-	insert *sql.Stmt
+	insert statement
 }
 
-func prepareByHand(ctx context.Context, db *sql.DB) (handMade, error) {
-	insert, err := db.PrepareContext(ctx, `INSERT INTO seen (id, at) VALUES (?, ?) ON CONFLICT DO NOTHING`)
+func prepareByHand(ctx context.Context, db *sql.DB, w work) (handMade, error) {
+	insert, err := newStatement(ctx, db, w, insertSeen)
 	if err != nil {
 		return handMade{}, err
 	}
-	e, err := prepareEffect(ctx, db)
+	e, err := prepareEffect(ctx, db, w)
 	if err != nil {
-		return handMade{}, errors.Join(err, insert.Close())
+		return handMade{}, errors.Join(err, insert.close())
 	}
 	return handMade{e, insert}, nil
 }
 
 func (h handMade) in(ctx context.Context, tx *sql.Tx) handMade {
-	return handMade{h.effect.in(ctx, tx), tx.StmtContext(ctx, h.insert)}
+	return handMade{h.effect.in(ctx, tx), h.insert.in(ctx, tx)}
 }
 
-func (h handMade) close() error { return errors.Join(h.effect.close(), h.insert.Close()) }
+func (h handMade) close() error { return errors.Join(h.effect.close(), h.insert.close()) }
 
 // applyOnce writes receipt and effect, unless the receipt is there.
 func (h handMade) applyOnce(ctx context.Context, id string, payload []byte) error {
-	inserted, err := h.insert.ExecContext(ctx, id, time.Now().UnixMicro())
+	inserted, err := h.insert.exec(ctx, id, time.Now().UnixMicro())
 	if err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ func loop(ctx context.Context, w work, db *sql.DB) (took time.Duration, _ []valu
 	if err := driver.Send(ctx, topic, workload(w.messages)); err != nil {
 		return 0, nil, err
 	}
-	h, err := prepareByHand(ctx, db)
+	h, err := prepareByHand(ctx, db, w)
 	if err != nil {
 		return 0, nil, err
 	}

@@ -128,11 +128,11 @@ func (r report) print(out io.Writer) {
 	t := table.NewWriter()
 	t.SetStyle(table.StyleLight)
 	t.Style().Format.Header = text.FormatDefault
-	t.AppendHeader(table.Row{"pair", "window", "batch", "contender", "metric", "median", "min", "max", "unit", "ratio"})
+	t.AppendHeader(table.Row{"study", "pair", "window", "batch", "contender", "metric", "median", "min", "max", "unit", "ratio"})
 	right := func(number int) table.ColumnConfig {
 		return table.ColumnConfig{Number: number, Align: text.AlignRight, AlignHeader: text.AlignRight}
 	}
-	t.SetColumnConfigs([]table.ColumnConfig{right(2), right(3), right(6), right(7), right(8)})
+	t.SetColumnConfigs([]table.ColumnConfig{right(3), right(4), right(7), right(8), right(9)})
 	for i, row := range r.Rows {
 		above := row
 		if i > 0 {
@@ -163,9 +163,9 @@ func (r row) cells(again bool) table.Row {
 		ratio = fmt.Sprintf("%.2f × %s", r.Ratio, r.Rival)
 	}
 	if again {
-		return table.Row{"", "", "", "", "", "", "", "", "", ratio}
+		return table.Row{"", "", "", "", "", "", "", "", "", "", ratio}
 	}
-	return table.Row{r.Pair, unlessZero(r.Window), unlessZero(r.Batch), r.Contender, r.Metric, figure(r.Median), figure(r.Min), figure(r.Max), r.Unit, ratio}
+	return table.Row{r.Study, r.Pair, unlessZero(r.Window), unlessZero(r.Batch), r.Contender, r.Metric, figure(r.Median), figure(r.Min), figure(r.Max), r.Unit, ratio}
 }
 
 func unlessZero(n int) string {

@@ -98,7 +98,7 @@ func (r *runner) round(ctx context.Context, s study, c contender, messages int) 
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	runtime.GC() // the last contender's garbage is not this one's burden
-	if o, err = c.round(ctx, work{dir: dir, messages: messages, window: s.window, batch: s.batch}); err != nil {
+	if o, err = c.round(ctx, work{dir: dir, messages: messages, window: s.window, batch: s.batch, unprepared: s.unprepared}); err != nil {
 		return o, err
 	}
 	return o, o.verify(messages)

@@ -12,6 +12,8 @@ type study struct {
 	// window is the most messages in flight, batch the most in one transaction; 0 where that means nothing, or for batch
 	// that each contender does as it does unless told.
 	window, batch int
+	// unprepared: no contender prepares its own statements.
+	unprepared bool
 	// warmUp and messages are the sizes of a round. messages 0: as many as take span at the speed of the warm-up.
 	warmUp, messages int
 	span             time.Duration
@@ -33,6 +35,8 @@ type work struct {
 	messages int
 	window   int
 	batch    int // 0: as usual
+	// unprepared: the contenders execute their own statements as text.
+	unprepared bool
 }
 
 // outcome is what a round measured, and what it did, for the runner to check.
@@ -68,6 +72,7 @@ const sqlitePair = "memory → SQLite"
 // The names of the studies.
 const (
 	throughputStudy = "throughput"
+	unpreparedStudy = "unprepared"
 	batchStudy      = "batch-size"
 	windowStudy     = "window"
 	latencyStudy    = "latency"
@@ -77,7 +82,7 @@ const (
 
 // studies lists what is to be run.
 func studies(opts options) []study {
-	all := []study{throughput()}
+	all := []study{throughput(), unprepared()}
 	for _, batch := range []int{1, 4, 16, 64, 256} {
 		all = append(all, batchSize(batch))
 	}
@@ -110,6 +115,13 @@ func throughput() study {
 		name: throughputStudy, pair: sqlitePair, window: usualWindow, warmUp: 500, span: time.Second,
 		contenders: []contender{plain(), withHandle(watermillName, loopName), withHandleBatch(watermillName, loopName), byLoop()},
 	}
+}
+
+// unprepared is throughput with statements as most people write them.
+func unprepared() study {
+	s := throughput()
+	s.name, s.unprepared = unpreparedStudy, true
+	return s
 }
 
 func batchSize(batch int) study {

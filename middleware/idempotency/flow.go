@@ -22,7 +22,9 @@ func (m *Middleware[T]) handle(msg *message.Message, h message.HandlerFunc, q *q
 	if err := m.line(p); err != nil {
 		return nil, m.giveBack(p, returnedAndHeld(err))
 	}
-	return m.settle(p, q)
+	outputs, err := m.settle(p, q)
+	m.recycle(p)
+	return outputs, err
 }
 
 // line finds a message's place among those of its order key.

@@ -35,6 +35,7 @@ type Middleware[T any] struct {
 	order    *ordering // nil without Config.OrderKey
 	failures failing
 	seed     maphash.Seed
+	spare    sync.Pool // of *pending[T]
 
 	relaying atomic.Bool
 	nudges   chan receiptRef

@@ -30,7 +30,6 @@ type pending[T any] struct {
 	scope       string
 	key         []byte
 	fingerprint []byte
-	sum         [sha256.Size]byte // where the usual fingerprint lives
 
 	refused   string // why it is refused; "" otherwise
 	permanent error  // the handler said so: divert it in the next transaction
@@ -75,13 +74,13 @@ type pending[T any] struct {
 
 func (m *Middleware[T]) newPending(msg *message.Message, consumerOnly bool) *pending[T] {
 	ctx := msg.Context()
-	p := &pending[T]{
-		msg: msg, ctx: ctx, arrived: time.Now(),
-		handler: message.HandlerNameFromCtx(ctx),
-		topic:   message.SubscribeTopicFromCtx(ctx),
-		route:   route{publishTopic: message.PublishTopicFromCtx(ctx)},
-		wake:    make(chan struct{}, 1),
+	p, used := m.spare.Get().(*pending[T])
+	if !used {
+		p = &pending[T]{wake: make(chan struct{}, 1)}
 	}
+	p.msg, p.ctx, p.arrived = msg, ctx, time.Now()
+	p.handler, p.topic = message.HandlerNameFromCtx(ctx), message.SubscribeTopicFromCtx(ctx)
+	p.publishTopic = message.PublishTopicFromCtx(ctx)
 	if consumerOnly {
 		p.publishTopic = ""
 	}
@@ -89,6 +88,16 @@ func (m *Middleware[T]) newPending(msg *message.Message, consumerOnly bool) *pen
 		p.delivery = info
 	}
 	return p
+}
+
+// recycle keeps the memory of a delivery that is over for another one: a kilobyte for each message is what the collector would
+// have most to do with. Nobody else may have it any more, as the batch has that was given up because of its handler.
+func (m *Middleware[T]) recycle(p *pending[T]) {
+	if p.gone || len(p.wake) > 0 {
+		return
+	}
+	*p = pending[T]{wake: p.wake}
+	m.spare.Put(p)
 }
 
 // claim asks for its receipt.
@@ -102,8 +111,8 @@ func (p *pending[T]) claim(now time.Time) receipts.Claim {
 
 func (m *Middleware[T]) takeFingerprint(p *pending[T]) error {
 	if m.cfg.Fingerprint == nil {
-		p.sum = sha256.Sum256(p.msg.Payload)
-		p.fingerprint = p.sum[:]
+		sum := sha256.Sum256(p.msg.Payload)
+		p.fingerprint = sum[:]
 		return nil
 	}
 	p.fingerprint = m.cfg.Fingerprint(p.msg)

@@ -20,6 +20,7 @@ type freshClaim struct {
 	scope string
 	key   []byte
 	at    int64
+	call  int // of Claim
 }
 
 // Claim inserts up to 256 claims of one scope and state in one statement, the cheapest there is, and looks at the receipts
@@ -90,13 +91,14 @@ func (t *sqliteTx) remember(claims []Claim, order []int, results []ClaimResult) 
 		}
 	}
 	t.fresh = slices.Grow(t.fresh, rows)
+	t.calls++
 	keys := make([]byte, 0, size)
 	for _, i := range order {
 		if results[i].Status == ClaimFresh {
 			c := &claims[i]
 			from := len(keys)
 			keys = append(keys, c.Key...)
-			t.fresh = append(t.fresh, freshClaim{scope: c.Scope, key: keys[from:len(keys):len(keys)], at: c.At.UnixMicro()})
+			t.fresh = append(t.fresh, freshClaim{scope: c.Scope, key: keys[from:len(keys):len(keys)], at: c.At.UnixMicro(), call: t.calls})
 		}
 	}
 }

@@ -26,13 +26,12 @@ const (
 	flowKeep
 	flowUndo
 	flowMarker
-	flowMarkerOne
+	flowCount
 	flowAddOutput
 
 	flowClaim   = flowAddOutput + 1
 	flowHeld    = flowClaim + flowSizes
-	flowCount   = flowHeld + flowSizes
-	flowUnclaim = flowCount + flowSizes
+	flowUnclaim = flowHeld + flowSizes
 	flowLen     = flowUnclaim + flowSizes
 )
 
@@ -45,8 +44,8 @@ func newFlow(prefix func(sql string) string) (q [flowLen]string) {
 	q[flowPart] = "SAVEPOINT " + part
 	q[flowKeep] = "RELEASE " + part
 	q[flowUndo] = "ROLLBACK TO " + part
-	q[flowMarker] = prefix(`INSERT INTO penstock_markers (nonce, claims, created_at) VALUES (?, ?, ?)`)
-	q[flowMarkerOne] = prefix(`INSERT INTO penstock_markers (nonce, claims, created_at) SELECT ?1, 1, ?2
+	q[flowCount] = prefix(`SELECT count(*) FROM penstock_receipts WHERE identity_key = ? AND scope = ? AND nonce = ?`)
+	q[flowMarker] = prefix(`INSERT INTO penstock_markers (nonce, claims, created_at) SELECT ?1, ?5, ?2
 	FROM penstock_receipts WHERE scope = ?3 AND identity_key = ?4 AND nonce = ?1`)
 	q[flowAddOutput] = prefix(`INSERT INTO penstock_outputs (nonce, position, scope, identity_key, topic, uuid, metadata, payload,
 	created_at, via_router) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`)
@@ -60,9 +59,6 @@ func newFlow(prefix func(sql string) string) (q [flowLen]string) {
 	SELECT w.i, r.fingerprint, r.nonce, r.state, r.created_at, m.nonce IS NOT NULL FROM w
 	CROSS JOIN penstock_receipts r ON r.scope = ?%d AND r.identity_key = w.identity_key
 	LEFT JOIN penstock_markers m ON m.nonce = r.nonce`, numbered(rows), rows+1))
-		q[flowCount+i] = prefix(fmt.Sprintf(`SELECT count(*) FROM (VALUES %s) w
-	CROSS JOIN penstock_receipts r ON r.scope = ?%d AND r.identity_key = w.column1 WHERE r.nonce = ?%d`,
-			tuples(rows, "(?)"), rows+1, rows+2))
 		q[flowUnclaim+i] = prefix(`DELETE FROM penstock_receipts WHERE scope = ?1 AND nonce = ?2
 	AND identity_key IN (` + tuples(rows, "?") + `)`)
 	}

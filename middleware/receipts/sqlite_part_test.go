@@ -169,25 +169,35 @@ func TestUnclaim(t *testing.T) {
 	})
 }
 
-// The marker counts what is there: a handler that deletes receipts of its neighbours is found, in a batch of any size.
-func TestMarkerCounts(t *testing.T) {
+// The marker asks for a receipt of each call of Claim: a handler that goes back to before one of them, or deletes what it
+// inserted, is found, in a batch of any size.
+func TestMarkerAsksForEachClaim(t *testing.T) {
 	d := modernc()
 	db := d.open(t, d.file(t), "synchronous=OFF")
 	s := checked(t, db)
 	for _, n := range []int{2, 3, 255, 256, 257, 700} {
-		tx := begin(t, s)
 		claims := keys(n)
 		for i := range claims {
 			claims[i].Scope = itoa(n) + "/" + itoa(i%3)
 		}
-		claimed(t, tx, claims...)
-		_, err := tx.Raw().Exec("DELETE FROM penstock_receipts WHERE identity_key = ?", claims[n-1].Key)
-		must(t, err)
-		if err := tx.Commit(t.Context()); !errors.Is(err, receipts.ErrTxEnded) {
-			t.Errorf("%d claims, one of them deleted: Commit gives %v, want ErrTxEnded", n, err)
+		calls := [][]receipts.Claim{claims[:n/2], claims[n/2:]}
+		for gone := range calls {
+			tx := begin(t, s)
+			for _, call := range calls {
+				claimed(t, tx, call...)
+			}
+			for _, c := range calls[gone] {
+				_, err := tx.Raw().Exec("DELETE FROM penstock_receipts WHERE identity_key = ?", c.Key)
+				must(t, err)
+			}
+			if err := tx.Commit(t.Context()); !errors.Is(err, receipts.ErrTxEnded) {
+				t.Errorf("%d claims, those of call %d deleted: Commit gives %v, want ErrTxEnded", n, gone+1, err)
+			}
 		}
-		tx = begin(t, s)
-		claimed(t, tx, claims...)
+		tx := begin(t, s)
+		for _, call := range calls {
+			claimed(t, tx, call...)
+		}
 		must(t, tx.Commit(t.Context()))
 		if marked := count(t, db, "SELECT claims FROM penstock_markers WHERE nonce = ?", nonceBytes(tx)); marked != n {
 			t.Errorf("the marker counts %d claims, want %d", marked, n)

@@ -73,8 +73,10 @@ type sqliteTx struct {
 	inPart bool
 	broken error
 
-	// fresh are the claims that count for the marker, positions the outputs stored so far, undone ones included.
+	// fresh are the claims that count for the marker, calls how often Claim inserted some, positions the outputs stored so far,
+	// undone ones included.
 	fresh     []freshClaim
+	calls     int
 	positions int
 	bound     [flowLen]*sql.Stmt
 
@@ -294,48 +296,26 @@ func (t *sqliteTx) sealError(err error) error {
 	}
 }
 
-// writeMarker inserts the marker on the condition that every fresh receipt is there with this nonce.
+// writeMarker inserts the marker on the condition that the fresh receipts are there with this nonce. It looks at the last one
+// of each call of Claim: whatever ends the transaction, or goes back to a savepoint of before, takes all of that call along.
+// To look at each one took an eighth of a transaction of 256.
 func (t *sqliteTx) writeMarker() (written bool, err error) {
-	first := &t.fresh[0]
-	if len(t.fresh) == 1 {
-		result, err := t.exec(flowMarkerOne, t.nonce[:], first.at, []byte(first.scope), first.key)
-		if err != nil {
+	last := len(t.fresh) - 1
+	for i, f := range t.fresh[:last] {
+		if f.call == t.fresh[i+1].call {
+			continue
+		}
+		if there, err := t.number(flowCount, f.key, []byte(f.scope), t.nonce[:]); err != nil || there == 0 {
 			return false, err
 		}
-		n, err := result.RowsAffected()
-		return n == 1, err
 	}
-	there, err := t.countFresh()
-	if err != nil || there != len(t.fresh) {
+	witness := &t.fresh[last]
+	result, err := t.exec(flowMarker, t.nonce[:], witness.at, []byte(witness.scope), witness.key, len(t.fresh))
+	if err != nil {
 		return false, err
 	}
-	_, err = t.exec(flowMarker, t.nonce[:], len(t.fresh), first.at)
-	return err == nil, err
-}
-
-// countFresh counts the fresh receipts that are there with this nonce. It asks in the order of the claims, those of one
-// scope together.
-func (t *sqliteTx) countFresh() (there int, err error) {
-	args := make([]any, 0, min(len(t.fresh), flowMost)+2)
-	for rest := t.fresh; len(rest) > 0 && err == nil; {
-		n := 1
-		for n < len(rest) && rest[n].scope == rest[0].scope {
-			n++
-		}
-		run := rest[:n]
-		err = sized(n, func(size flow, from, to int) error {
-			args = args[:0]
-			for _, f := range run[from:to] {
-				args = append(args, f.key)
-			}
-			args = append(args, []byte(run[0].scope), t.nonce[:])
-			found, err := t.number(flowCount+size, args...)
-			there += found
-			return err
-		})
-		rest = rest[n:]
-	}
-	return there, err
+	n, err := result.RowsAffected()
+	return n == 1, err
 }
 
 // Rollback undoes the transaction and gives its connection back. Where a statement of the handler still runs it returns by
