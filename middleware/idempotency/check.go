@@ -19,6 +19,8 @@ const (
 	defaultBatchSize         = 256
 	defaultBatchTime         = 20 * time.Millisecond
 	defaultMaxPending        = 4096
+	// minTxBudget is the shortest time in which a database can be asked something and answer.
+	minTxBudget = time.Millisecond
 	// maxConsumer leaves room for handler name and topic in the scope.
 	maxConsumer = 200
 )
@@ -38,7 +40,7 @@ func (c Config) withDefaults() Config {
 		c.BatchSize = defaultBatchSize
 	}
 	if c.BatchTime == 0 {
-		c.BatchTime = defaultBatchTime
+		c.BatchTime = min(defaultBatchTime, c.TxBudget/2)
 	}
 	if c.MaxPending == 0 {
 		c.MaxPending = defaultMaxPending
@@ -95,10 +97,21 @@ func (c Config) checkBounds() error {
 		return fmt.Errorf("config: ContentionRetries is %d: use 0 for %d, or a positive number", c.ContentionRetries, defaultContentionRetries)
 	case c.Atomicity > PerBatch:
 		return fmt.Errorf("config: Atomicity is %d: use PerMessage or PerBatch", c.Atomicity)
-	case c.BatchSize < 0 || c.BatchTime < 0 || c.Lanes < 0 || c.MaxPending < 0:
-		return errors.New("config: BatchSize, BatchTime, Lanes or MaxPending is negative: use 0 for the default, or a positive value")
-	case c.TxBudget < 0:
-		return fmt.Errorf("config: TxBudget is %v: use 0 for %v, or a positive duration", c.TxBudget, defaultTxBudget)
+	case c.Atomicity == PerBatch && c.Guarantee == AtMostOnce:
+		return errors.New("config: Atomicity is PerBatch, but with AtMostOnce one failure would lose all messages of its batch: use PerMessage")
+	case c.BatchSize < 0:
+		return fmt.Errorf("config: BatchSize is %d: use 0 for %d, or a positive number", c.BatchSize, defaultBatchSize)
+	case c.Lanes < 0:
+		return fmt.Errorf("config: Lanes is %d: use 0 for what the store says, or a positive number", c.Lanes)
+	case c.MaxPending < 0:
+		return fmt.Errorf("config: MaxPending is %d: use 0 for %d, or a positive number", c.MaxPending, defaultMaxPending)
+	case c.BatchTime < 0:
+		return fmt.Errorf("config: BatchTime is %v: use 0 for %v, or a positive duration", c.BatchTime, defaultBatchTime)
+	case c.TxBudget < minTxBudget:
+		return fmt.Errorf("config: TxBudget is %v: use 0 for %v, or at least %v, or no transaction could end in time", c.TxBudget, defaultTxBudget, minTxBudget)
+	case c.BatchTime >= c.TxBudget:
+		return fmt.Errorf("config: BatchTime %v is not below TxBudget %v, so that a batch could not end in time: lower BatchTime or raise TxBudget",
+			c.BatchTime, c.TxBudget)
 	case c.Limits.Lease < 0 || c.Limits.Horizon < 0 || c.Limits.MaxInFlight < 0:
 		return errors.New("config: Limits has a negative limit: use 0 where it is unknown")
 	case c.Limits.Lease > 0 && c.TxBudget >= c.Limits.Lease:

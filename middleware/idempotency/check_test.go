@@ -28,7 +28,14 @@ func TestNewRefuses(t *testing.T) {
 		{"conflicts at least once", func(c *Config, _ *fakeStore) { c.Guarantee, c.Conflict = AtLeastOnce, HoldConflicts }, "drop one of them"},
 		{"MaxAttempts", func(c *Config, _ *fakeStore) { c.MaxAttempts = 3 }, "leave it 0"},
 		{"ContentionRetries", func(c *Config, _ *fakeStore) { c.ContentionRetries = -1 }, "positive number"},
-		{"TxBudget", func(c *Config, _ *fakeStore) { c.TxBudget = -1 }, "positive duration"},
+		{"TxBudget", func(c *Config, _ *fakeStore) { c.TxBudget = -1 }, "use 0 for 10s"},
+		{"tiny TxBudget", func(c *Config, _ *fakeStore) { c.TxBudget = 1 }, "at least 1ms"},
+		{"BatchSize", func(c *Config, _ *fakeStore) { c.BatchSize = -1 }, "BatchSize is -1: use 0 for 256"},
+		{"Lanes", func(c *Config, _ *fakeStore) { c.Lanes = -1 }, "Lanes is -1"},
+		{"MaxPending", func(c *Config, _ *fakeStore) { c.MaxPending = -1 }, "MaxPending is -1"},
+		{"BatchTime", func(c *Config, _ *fakeStore) { c.BatchTime = -1 }, "BatchTime is -1ns"},
+		{"BatchTime at the budget", func(c *Config, _ *fakeStore) { c.TxBudget, c.BatchTime = time.Second, time.Second }, "lower BatchTime or raise"},
+		{"all or nothing at most once", func(c *Config, _ *fakeStore) { c.Guarantee, c.Atomicity = AtMostOnce, PerBatch }, "use PerMessage"},
 		{"negative limit", func(c *Config, _ *fakeStore) { c.Limits.Horizon = -1 }, "use 0 where it is unknown"},
 		{"budget at the lease", func(c *Config, _ *fakeStore) { c.Limits.Lease = 10 * time.Second }, "lower TxBudget or raise"},
 		{"negative backoff", func(c *Config, _ *fakeStore) { c.RetryBackoff.Min = -1 }, "positive durations"},
@@ -69,6 +76,38 @@ func TestNewRefuses(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+}
+
+// A nil handler is found where the program is put together, not when its first message comes.
+func TestNilHandler(t *testing.T) {
+	m, err := New(newFakeStore(), Config{Consumer: "billing"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, do := range map[string]func(){
+		"Wrap":          func() { m.Wrap(nil) },
+		"Handle":        func() { m.Handle(nil) },
+		"HandleOutputs": func() { m.HandleOutputs("topic", nil) },
+		"HandleBatch":   func() { m.HandleBatch(nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				if value := recover(); value != nilHandler {
+					t.Errorf("it panicked with %v, want %q", value, nilHandler)
+				}
+			}()
+			do()
+		})
+	}
+}
+
+// A short budget makes BatchTime shorter, where nobody has set it.
+func TestBatchTimeFollowsTxBudget(t *testing.T) {
+	for budget, want := range map[time.Duration]time.Duration{0: 20 * time.Millisecond, 10 * time.Millisecond: 5 * time.Millisecond} {
+		if got := (Config{TxBudget: budget}).withDefaults().BatchTime; got != want {
+			t.Errorf("TxBudget %v: BatchTime %v, want %v", budget, got, want)
+		}
+	}
 }
 
 func TestLanes(t *testing.T) {

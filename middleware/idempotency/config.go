@@ -75,7 +75,8 @@ type Config struct {
 	// batch is what arrived while the transaction before it ran. 1 means a transaction for each message.
 	BatchSize int
 
-	// BatchTime is how long a batch's handlers may have run when it takes up another message; 0 means 20 ms. It keeps slow
+	// BatchTime is how long a batch's handlers may have run when it takes up another message; 0 means 20 ms, or half of a
+	// TxBudget that is shorter than 40 ms. It must be below TxBudget. It keeps slow
 	// handlers from delaying each other's commit. A function for HandleBatch gets its batch in one call, which this does not
 	// end.
 	BatchTime time.Duration
@@ -100,7 +101,8 @@ type Config struct {
 	// Limits.MaxInFlight or what the delivery says; 256 where nobody knows.
 	OrderPolicy OrderPolicy
 
-	// TxBudget is the longest time a transaction may stay open; 0 means 10 s. It must be below Limits.Lease.
+	// TxBudget is the longest time a transaction may stay open; 0 means 10 s, and 1 ms is the least. It must be below
+	// Limits.Lease.
 	TxBudget time.Duration
 
 	// ContentionRetries is how often a transaction that met contention is tried again, with jittered backoff, before the
@@ -140,7 +142,7 @@ const (
 	// PerMessage: a failure undoes the work of its own message only. A handler may run again though it did not fail itself:
 	// its effects must all be inside the transaction, or repeatable.
 	PerMessage Atomicity = iota
-	// PerBatch: all messages of a batch commit, or none; earlier batches stay.
+	// PerBatch: all messages of a batch commit, or none; earlier batches stay. Not with AtMostOnce, where a failure loses them.
 	PerBatch
 )
 

@@ -32,6 +32,7 @@ type Middleware[T any] struct {
 	inside   *inside[T]
 	gate     *gate
 	sending  *sending
+	marking  marking
 	order    *ordering // nil without Config.OrderKey
 	failures failing
 	seed     maphash.Seed
@@ -84,18 +85,31 @@ func New[T any](store receipts.Store[T], cfg Config) (*Middleware[T], error) {
 	return m, nil
 }
 
+// nilHandler is what Wrap, Handle, HandleOutputs and HandleBatch panic with when they are given none: where the handler is
+// made, not when its first message comes.
+const nilHandler = "idempotency: the handler is nil"
+
 // Wrap is a message.HandlerMiddleware: the handler's effect, written through the transaction that TxFrom gives, commits
 // with the message's receipt. nil from the wrapped handler means that this is durable, or was before; outputs are taken
 // out of the flow and sent through Config.Outputs to the handler's publish topic. An error means that nothing of this
 // attempt is committed, or that it is not known (ErrUndecided): the message must come again. It blocks while it waits for
 // a lane, the database, or the backoff of a foreign subscriber's message, until the message's context is done.
 //
-// Used twice on one path, with the same message, the inner level joins the transaction of the outer one.
-func (m *Middleware[T]) Wrap(h message.HandlerFunc) message.HandlerFunc { return m.wrap(h, nil, false) }
+// Used twice on one path, with the same message, the inner level joins the transaction of the outer one. A nil handler panics,
+// here and in Handle, HandleOutputs and HandleBatch.
+func (m *Middleware[T]) Wrap(h message.HandlerFunc) message.HandlerFunc {
+	if h == nil {
+		panic(nilHandler)
+	}
+	return m.wrap(h, nil, false)
+}
 
 // Handle makes a handler for Router.AddConsumerHandler of a function that writes its effect through tx. ctx is the
 // message's, with the transaction in it and a deadline of Config.TxBudget. Otherwise it is like Wrap.
 func (m *Middleware[T]) Handle(h func(ctx context.Context, tx T, msg *message.Message) error) message.NoPublishHandlerFunc {
+	if h == nil {
+		panic(nilHandler)
+	}
 	return m.consumer(func(msg *message.Message) ([]*message.Message, error) {
 		tx, err := m.txOf(msg)
 		if err != nil {
@@ -108,6 +122,9 @@ func (m *Middleware[T]) Handle(h func(ctx context.Context, tx T, msg *message.Me
 // HandleOutputs is Handle for a function that also produces outputs: they are stored with its effect and sent through
 // Config.Outputs to the topic after the commit.
 func (m *Middleware[T]) HandleOutputs(topic string, h func(ctx context.Context, tx T, msg *message.Message) ([]*message.Message, error)) message.NoPublishHandlerFunc {
+	if h == nil {
+		panic(nilHandler)
+	}
 	return m.consumer(func(msg *message.Message) ([]*message.Message, error) {
 		tx, err := m.txOf(msg)
 		if err != nil {
@@ -128,6 +145,9 @@ func (m *Middleware[T]) HandleOutputs(topic string, h func(ctx context.Context, 
 // with PerBatch all go back to the broker. Config.Inside does not apply while there are several messages. Inside another level of the same
 // middleware, such as Plugin, it gets one message at a time.
 func (m *Middleware[T]) HandleBatch(h func(ctx context.Context, tx T, msgs []*message.Message) error) message.NoPublishHandlerFunc {
+	if h == nil {
+		panic(nilHandler)
+	}
 	return m.consumer(func(msg *message.Message) ([]*message.Message, error) {
 		tx, err := m.txOf(msg)
 		if err != nil {

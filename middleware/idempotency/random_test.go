@@ -69,7 +69,7 @@ func plans() *rapid.Generator[plan] {
 		}
 	})
 	return rapid.Custom(func(t *rapid.T) plan {
-		return plan{
+		p := plan{
 			Guarantee: rapid.SampledFrom([]Guarantee{EffectivelyOnce, EffectivelyOnce, AtLeastOnce, AtMostOnce}).Draw(t, "guarantee"),
 			Atomicity: rapid.SampledFrom([]Atomicity{PerMessage, PerMessage, PerMessage, PerBatch}).Draw(t, "atomicity"),
 			Together:  rapid.SampledFrom([]bool{false, false, true}).Draw(t, "together"),
@@ -80,6 +80,10 @@ func plans() *rapid.Generator[plan] {
 			Faults:    rapid.SliceOfN(fault, 0, 6).Draw(t, "faults"),
 			Messages:  rapid.SliceOfN(msg, 1, 25).Draw(t, "messages"),
 		}
+		if p.Guarantee == AtMostOnce {
+			p.Atomicity = PerMessage // New refuses the other
+		}
+		return p
 	})
 }
 

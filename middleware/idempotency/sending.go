@@ -168,23 +168,6 @@ func (m *Middleware[T]) publishGroup(group []receipts.Output) (ok bool) {
 	return err == nil
 }
 
-// markSent notes what was sent. Where it fails, the relay sends those outputs again, with the same ids.
-func (m *Middleware[T]) markSent(sent []receipts.OutputRef) {
-	if len(sent) == 0 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), m.cfg.TxBudget)
-	defer cancel()
-	lane, err := m.lanes.acquire(ctx) // it writes: beside a single writer it would only meet contention
-	if err == nil {
-		defer lane.release()
-		err = m.store.MarkSent(ctx, sent, time.Now())
-	}
-	if err != nil {
-		m.log.Error("Cannot mark outputs as sent; they will be sent again, with the same ids", err, watermill.LogFields{"outputs": len(sent)})
-	}
-}
-
 // byTopic groups outputs by topic, in the order in which topics first appear. Inside a group the order stays.
 func byTopic(outputs []receipts.Output) [][]receipts.Output {
 	at := make(map[string]int, 1)
