@@ -2,6 +2,7 @@ package contracttest_test
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -95,20 +96,11 @@ func notMiddlewares() []string {
 
 // shipped is the table: every middleware of Watermill's package message/router/middleware.
 func shipped() []shippedMiddleware {
-	return append(shippedForFailures(), shippedForOthers()...)
+	return slices.Concat(shippedForFailures(), shippedPoisonQueues(), shippedThatRepeat(), shippedForOthers())
 }
 
 // shippedForFailures are those that deal with errors, or make some.
 func shippedForFailures() []shippedMiddleware {
-	poisoned := outcome{deliveries: 1, runs: 1, acks: 1, poisoned: 1, failed: 1}
-	poisonedCopy := func(o *outcome) { o.poisoned = 1 }
-	unfiltered := func(tr *trial) message.HandlerMiddleware {
-		poison, err := middleware.PoisonQueue(tr.poison(), "poison")
-		if err != nil {
-			panic(err)
-		}
-		return poison
-	}
 	moreDeliveries := func(o *outcome) { o.deliveries++ }
 	charged := func(o *outcome) { o.deliveries++; o.failed++ }
 	return []shippedMiddleware{
@@ -146,6 +138,33 @@ func shippedForFailures() []shippedMiddleware {
 			},
 		},
 		{
+			name: "RandomFail", exports: []string{"RandomFail"},
+			make:    just(first(middleware.RandomFail(1), middleware.RandomFail(-1))),
+			outside: forAll(moreDeliveries, everyEnding()...), inside: forAll(charged, everyEnding()...),
+			says: [2]string{"As meant: such an attempt does not reach us and is not charged", "As meant: such an attempt is charged"},
+		},
+		{
+			name: "RandomPanic", exports: []string{"RandomPanic"},
+			make:    just(first(middleware.RandomPanic(1), middleware.RandomPanic(-1))),
+			outside: forAll(moreDeliveries, everyEnding()...), inside: forAll(charged, everyEnding()...),
+			says: [2]string{"As `RandomFail`", "As `RandomFail`"},
+		},
+	}
+}
+
+// shippedPoisonQueues are those that take failures out of the flow.
+func shippedPoisonQueues() []shippedMiddleware {
+	poisoned := outcome{deliveries: 1, runs: 1, acks: 1, poisoned: 1, failed: 1}
+	poisonedCopy := func(o *outcome) { o.poisoned = 1 }
+	unfiltered := func(tr *trial) message.HandlerMiddleware {
+		poison, err := middleware.PoisonQueue(tr.poison(), "poison")
+		if err != nil {
+			panic(err)
+		}
+		return poison
+	}
+	return []shippedMiddleware{
+		{
 			name: "PoisonQueue", exports: []string{"PoisonQueue"}, make: unfiltered,
 			outside: map[ending]outcome{
 				fails: poisoned, waits: poisoned, away: {deliveries: 1, acks: 1, poisoned: 1},
@@ -167,18 +186,12 @@ func shippedForFailures() []shippedMiddleware {
 				"Not here, as `PoisonQueue`",
 			},
 		},
-		{
-			name: "RandomFail", exports: []string{"RandomFail"},
-			make:    just(first(middleware.RandomFail(1), middleware.RandomFail(-1))),
-			outside: forAll(moreDeliveries, everyEnding()...), inside: forAll(charged, everyEnding()...),
-			says: [2]string{"As meant: such an attempt does not reach us and is not charged", "As meant: such an attempt is charged"},
-		},
-		{
-			name: "RandomPanic", exports: []string{"RandomPanic"},
-			make:    just(first(middleware.RandomPanic(1), middleware.RandomPanic(-1))),
-			outside: forAll(moreDeliveries, everyEnding()...), inside: forAll(charged, everyEnding()...),
-			says: [2]string{"As `RandomFail`", "As `RandomFail`"},
-		},
+	}
+}
+
+// shippedThatRepeat are those that run a handler again, or end its run.
+func shippedThatRepeat() []shippedMiddleware {
+	return []shippedMiddleware{
 		{
 			name: "Recoverer", exports: []string{"Recoverer"}, make: just(middleware.Recoverer),
 			says: [2]string{
