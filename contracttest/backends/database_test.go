@@ -1,0 +1,78 @@
+package backends_test
+
+import (
+	"database/sql"
+	"testing"
+
+	_ "github.com/go-sql-driver/mysql"
+	_ "github.com/jackc/pgx/v5/stdlib"
+	_ "github.com/lib/pq"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-mq/penstock/contracttest/backends"
+)
+
+// open connects a client.
+func open(t *testing.T, client string, d backends.Database) *sql.DB {
+	t.Helper()
+	db, err := sql.Open(client, d.DSN())
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, db.Close()) })
+	return db
+}
+
+type kindCase struct {
+	client string
+	kind   backends.Kind
+	get    func(testing.TB) backends.Database
+	list   string
+}
+
+// list queries name the databases of a server.
+const (
+	postgresList = "SELECT datname FROM pg_database WHERE datname LIKE 'penstock_test_%'"
+	mysqlList    = "SELECT schema_name FROM information_schema.schemata WHERE schema_name LIKE 'penstock_test_%'"
+)
+
+func kindCases() map[string]kindCase {
+	return map[string]kindCase{
+		"pgx":     {"pgx", backends.Postgres, servers.Postgres, postgresList},
+		"lib/pq":  {"postgres", backends.Postgres, servers.Postgres, postgresList},
+		"mariadb": {"mysql", backends.MySQL, servers.MySQL, mysqlList},
+	}
+}
+
+// Each test has a database to itself; it is gone afterwards, even with a transaction open in it.
+func TestADatabaseForEachTest(t *testing.T) {
+	for name, c := range kindCases() {
+		t.Run(name, func(t *testing.T) {
+			var first, second backends.Database
+			t.Run("use", func(t *testing.T) {
+				first, second = c.get(t), c.get(t)
+				require.NotEqual(t, first.Name, second.Name)
+				require.Equal(t, first.Address, second.Address)
+				require.NotEmpty(t, first.Version)
+				for _, d := range []backends.Database{first, second} {
+					_, err := open(t, c.client, d).ExecContext(t.Context(), "CREATE TABLE a (n INT)")
+					require.NoError(t, err)
+				}
+				tx, err := open(t, c.client, first).BeginTx(t.Context(), nil)
+				require.NoError(t, err)
+				_, err = tx.ExecContext(t.Context(), "INSERT INTO a VALUES (1)")
+				require.NoError(t, err)
+			})
+			at, _, err := servers.Server(t.Context(), c.kind)
+			require.NoError(t, err)
+			rows, err := open(t, c.client, at).QueryContext(t.Context(), c.list)
+			require.NoError(t, err)
+			defer rows.Close()
+			for rows.Next() {
+				var left string
+				require.NoError(t, rows.Scan(&left))
+				assert.NotContains(t, []string{first.Name, second.Name}, left)
+			}
+			require.NoError(t, rows.Err())
+		})
+	}
+}
