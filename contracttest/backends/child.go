@@ -24,12 +24,23 @@ type child struct {
 
 // program is what differs between servers that are started here.
 type program struct {
+	// as, where set, is the user of the server in the place of one with a new password.
+	as Database
 	// stop ends the server in order, quit at once and together with its children.
 	stop, quit syscall.Signal
 	// make writes the data folder, once.
 	make func(ctx context.Context, c *child, at Database) error
 	// command is the server in the foreground.
 	command func(c *child, at Database) []string
+}
+
+// login gives the server's user.
+func (p program) login(at Database) Database {
+	if p.as.Address == "" {
+		return at
+	}
+	p.as.Kind, p.as.Address, p.as.params = at.Kind, at.Address, nil
+	return p.as
 }
 
 // stopPatience is how long a server may take to end in order.
@@ -44,7 +55,7 @@ func startChild(ctx context.Context, k Kind, p program, base string, opt ServerO
 		if err != nil {
 			return nil, err
 		}
-		s, err := makeChild(ctx, k, p, base, opt, login(k, port))
+		s, err := makeChild(ctx, k, p, base, opt, p.login(login(k, port)))
 		if err == nil {
 			if err = s.start(ctx); err == nil {
 				return s, nil
@@ -102,11 +113,13 @@ func (c *child) furnish(ctx context.Context, at Database, opt ServerOptions) err
 		return err
 	}
 	c.argv = c.program.command(c, at)
-	for _, name := range slices.Sorted(maps.Keys(opt.Settings)) {
+	for _, name := range sortedKeys(opt.Settings) {
 		c.argv = append(c.argv, setting(at.Kind, name, opt.Settings[name])...)
 	}
 	return nil
 }
+
+func sortedKeys(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }
 
 // setting is one setting on the command line.
 func setting(k Kind, name, value string) []string {

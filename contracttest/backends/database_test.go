@@ -1,8 +1,10 @@
 package backends_test
 
 import (
+	"context"
 	"database/sql"
 	"testing"
+	"time"
 
 	_ "github.com/go-sql-driver/mysql"
 	_ "github.com/jackc/pgx/v5/stdlib"
@@ -40,6 +42,8 @@ func kindCases() map[string]kindCase {
 		"pgx":     {"pgx", backends.Postgres, servers.Postgres, postgresList},
 		"lib/pq":  {"postgres", backends.Postgres, servers.Postgres, postgresList},
 		"mariadb": {"mysql", backends.MySQL, servers.MySQL, mysqlList},
+		// pgx would keep statements prepared, which transaction mode does not.
+		"pgbouncer": {"postgres", backends.PgBouncer, servers.PgBouncer, postgresList},
 	}
 }
 
@@ -73,6 +77,47 @@ func TestADatabaseForEachTest(t *testing.T) {
 				assert.NotContains(t, []string{first.Name, second.Name}, left)
 			}
 			require.NoError(t, rows.Err())
+		})
+	}
+}
+
+// Behind PgBouncer each transaction may be in another session.
+func TestPgBouncerChangesSessions(t *testing.T) {
+	db := open(t, "postgres", servers.PgBouncer(t))
+	one, err := db.Conn(t.Context())
+	require.NoError(t, err)
+	defer one.Close()
+	other, err := db.BeginTx(t.Context(), nil) // keeps one session busy
+	require.NoError(t, err)
+	defer other.Rollback()
+	pid := func(q interface {
+		QueryRowContext(context.Context, string, ...any) *sql.Row
+	}) (pid int) {
+		require.NoError(t, q.QueryRowContext(t.Context(), "SELECT pg_backend_pid()").Scan(&pid))
+		return pid
+	}
+	busy := pid(other)
+	require.NotEqual(t, busy, pid(one))
+	require.NoError(t, other.Rollback())
+	require.Eventually(t, func() bool { return pid(one) == busy }, 10*time.Second, time.Millisecond)
+}
+
+// What a Database says of itself.
+func TestDatabaseInWords(t *testing.T) {
+	for name, c := range map[string]struct {
+		kind backends.Kind
+		dsn  string
+	}{
+		"postgres":  {backends.Postgres, "postgres://penstock:pw@127.0.0.1:1/a?sslmode=disable"},
+		"mysql":     {backends.MySQL, "penstock:pw@tcp(127.0.0.1:1)/a"},
+		"mysql8":    {backends.MySQL8, "penstock:pw@tcp(127.0.0.1:1)/a"},
+		"pgbouncer": {backends.PgBouncer, "postgres://penstock:pw@127.0.0.1:1/a?sslmode=disable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := backends.Database{Kind: c.kind, Name: "a"}.At("127.0.0.1:1").As("penstock", "pw")
+			assert.Equal(t, c.dsn, d.DSN())
+			assert.NotContains(t, d.String(), "pw")
+			assert.Contains(t, d.String(), "127.0.0.1:1")
 		})
 	}
 }

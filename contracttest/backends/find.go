@@ -17,17 +17,16 @@ func (s *Set) find(ctx context.Context, k Kind) (at Database, source string, err
 		return at, k.Variable(), err
 	}
 	tried := []string{k.Variable() + " is not set"}
-	if k == PgBouncer {
-		return s.findBouncer(ctx, tried)
-	}
-	if k == MySQL8 {
+	switch {
+	case k == MySQL8:
 		return Database{}, "", &Missing{Kind: k, Tried: tried}
-	}
-	if s.opt.NoLocal {
+	case k == PgBouncer: // one at the usual port has its own ideas of databases and modes
+	case s.opt.NoLocal:
 		tried = append(tried, "servers at local ports are left alone")
-	} else if at, ok := local(ctx, k); ok {
-		return at, "the local server at " + at.Address, nil
-	} else {
+	default:
+		if at, ok := local(ctx, k, localAddress(k)); ok {
+			return at, "the local server at " + at.Address, nil
+		}
 		tried = append(tried, "no server lets us in at "+localAddress(k))
 	}
 	server, source, more, err := s.private(ctx, k, ServerOptions{})
@@ -61,9 +60,9 @@ func localAddress(k Kind) string {
 
 // local tries the usual port, with the users that a fresh installation lets in without a password. It counts only where we
 // may make a database, which is tried.
-func local(ctx context.Context, k Kind) (Database, bool) {
+func local(ctx context.Context, k Kind, address string) (Database, bool) {
 	users := []string{"root"}
-	at := Database{Kind: k, Address: localAddress(k)}
+	at := Database{Kind: k, Address: address}
 	if k == Postgres {
 		users, at.Name = []string{"postgres"}, "postgres"
 	}
@@ -86,7 +85,10 @@ func local(ctx context.Context, k Kind) (Database, bool) {
 // private starts a server of our own. Where there is nothing to start it from, the server is nil, and tried says why.
 func (s *Set) private(ctx context.Context, k Kind, opt ServerOptions) (server *Server, source string, tried []string, err error) {
 	source = "a private server from installed programs"
-	program, tried := s.program(k)
+	program, tried, err := s.program(ctx, k, opt)
+	if err != nil {
+		return nil, "", nil, err
+	}
 	if program != nil {
 		server, err = startChild(ctx, k, *program, s.opt.Dir, opt)
 	} else {
@@ -102,25 +104,37 @@ func (s *Set) private(ctx context.Context, k Kind, opt ServerOptions) (server *S
 }
 
 // program finds the installed programs of a kind.
-func (s *Set) program(k Kind) (*program, []string) {
+func (s *Set) program(ctx context.Context, k Kind, opt ServerOptions) (*program, []string, error) {
 	var found program
 	switch k {
 	case Postgres:
 		initdb, postgres := s.look("initdb"), s.look("postgres")
 		if initdb == "" || postgres == "" {
-			return nil, []string{"initdb and postgres are not installed"}
+			return nil, []string{"initdb and postgres are not installed"}, nil
 		}
 		found = postgresProgram(initdb, postgres)
 	case MySQL:
 		install, server := s.look("mariadb-install-db"), s.look("mariadbd")
 		if install == "" || server == "" {
-			return nil, []string{"mariadb-install-db and mariadbd are not installed"}
+			return nil, []string{"mariadb-install-db and mariadbd are not installed"}, nil
 		}
 		found = mariadbProgram(install, server)
-	case MySQL8, PgBouncer:
-		return nil, nil
+	case PgBouncer:
+		pgbouncer := s.look("pgbouncer")
+		if pgbouncer == "" {
+			return nil, []string{"pgbouncer is not installed"}, nil
+		}
+		if opt.Upstream.Address == "" {
+			var err error
+			if opt.Upstream, _, err = s.Server(ctx, Postgres); err != nil {
+				return nil, nil, err
+			}
+		}
+		found = pgbouncerProgram(pgbouncer, opt.Upstream)
+	case MySQL8:
+		return nil, nil, nil
 	}
-	return &found, nil
+	return &found, nil, nil
 }
 
 // look finds a program; "": it is not there.

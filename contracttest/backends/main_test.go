@@ -13,6 +13,10 @@ import (
 var servers *backends.Set
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(folderVariable); dir != "" {
+		fmt.Fprintln(os.Stderr, untilKilled(dir))
+		os.Exit(1)
+	}
 	var err error
 	if servers, err = backends.Open(backends.Options{}); err != nil {
 		fmt.Fprintln(os.Stderr, err)

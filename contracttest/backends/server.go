@@ -17,8 +17,10 @@ type ServerOptions struct {
 	// DiskSize, in bytes, puts the data on a file system of that size in memory, so that FillDisk can be used. It needs the
 	// right to mount; 256 MiB is enough for either database. 0: the data is in the folder for temporary files.
 	DiskSize int64
-	// Settings are added to the server's own, as name and value of its configuration file or command line.
+	// Settings are added to the command line of PostgreSQL or MariaDB, such as "max_connections": "20".
 	Settings map[string]string
+	// Upstream is the PostgreSQL that a PgBouncer stands before; the zero value is the one that the tests share.
+	Upstream Database
 }
 
 // Server is a private server, of which a test may do what it likes. Its methods can be called from any goroutine; they do

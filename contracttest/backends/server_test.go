@@ -2,6 +2,7 @@ package backends_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 func serverCases() map[string]kindCase {
 	all := kindCases()
 	delete(all, "lib/pq")
+	delete(all, "pgbouncer")
 	return all
 }
 
@@ -70,4 +72,87 @@ func TestAFrozenServer(t *testing.T) {
 			require.NoError(t, <-answered)
 		})
 	}
+}
+
+// A full disk fails what needs room, and space that is given back is used again.
+func TestAFullDisk(t *testing.T) {
+	for name, c := range serverCases() {
+		t.Run(name, func(t *testing.T) {
+			server := servers.TestServer(t, c.kind, backends.ServerOptions{DiskSize: 256 << 20})
+			db := open(t, c.client, server.TestDatabase(t))
+			insert := func() error {
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				defer cancel()
+				_, err := db.ExecContext(ctx, "INSERT INTO a VALUES ('"+strings.Repeat("x", 1<<20)+"')")
+				return err
+			}
+			_, err := db.ExecContext(t.Context(), map[string]string{
+				"pgx": "CREATE TABLE a (t TEXT)", "mariadb": "CREATE TABLE a (t LONGTEXT)",
+			}[name])
+			require.NoError(t, err)
+			if name == "pgx" { // else a megabyte of one letter is compressed
+				_, err = db.ExecContext(t.Context(), "ALTER TABLE a ALTER t SET STORAGE EXTERNAL")
+				require.NoError(t, err)
+			}
+			require.NoError(t, insert())
+			require.NoError(t, server.FillDisk())
+			failed := false
+			for turn := 0; turn < 200 && !failed; turn++ {
+				failed = insert() != nil
+			}
+			require.True(t, failed, "200 MiB found room on a full disk")
+			require.NoError(t, server.FreeDisk())
+			require.NoError(t, server.FreeDisk(), "once more does nothing")
+			if server.Start(t.Context()) == nil {
+				t.Log("the server had ended")
+			}
+			require.Eventually(t, func() bool { return insert() == nil }, 30*time.Second, 100*time.Millisecond)
+		})
+	}
+}
+
+func TestServerSettings(t *testing.T) {
+	for name, c := range serverCases() {
+		t.Run(name, func(t *testing.T) {
+			server := servers.TestServer(t, c.kind, backends.ServerOptions{Settings: map[string]string{"max_connections": "77"}})
+			query := map[string]string{"pgx": "SHOW max_connections", "mariadb": "SELECT @@max_connections"}[name]
+			var got string
+			require.NoError(t, open(t, c.client, server.Admin()).QueryRowContext(t.Context(), query).Scan(&got))
+			require.Equal(t, "77", got)
+			require.ErrorContains(t, server.FillDisk(), "no disk of its own")
+		})
+	}
+}
+
+// A server that cannot start says why.
+func TestServerThatDoesNotStart(t *testing.T) {
+	for name, c := range serverCases() {
+		t.Run(name, func(t *testing.T) {
+			_, err := servers.Private(t.Context(), c.kind, backends.ServerOptions{Settings: map[string]string{"no_such": "1"}})
+			require.ErrorContains(t, err, "no_such")
+		})
+	}
+}
+
+func TestAClosedServer(t *testing.T) {
+	server := servers.TestServer(t, backends.Postgres, backends.ServerOptions{})
+	require.NoError(t, server.Freeze())
+	require.NoError(t, server.Close())
+	require.NoError(t, server.Close())
+	require.ErrorContains(t, server.Start(t.Context()), "closed")
+	require.ErrorContains(t, server.Thaw(), "closed")
+}
+
+// PgBouncer can be ended too, and stand before another server.
+func TestPrivatePgBouncer(t *testing.T) {
+	server := servers.TestServer(t, backends.Postgres, backends.ServerOptions{})
+	bouncer := servers.TestServer(t, backends.PgBouncer, backends.ServerOptions{Upstream: server.Admin()})
+	d := server.TestDatabase(t)
+	db := open(t, "postgres", d.At(bouncer.Admin().Address))
+	require.NoError(t, db.PingContext(t.Context()))
+	require.NoError(t, bouncer.Kill())
+	require.Error(t, db.PingContext(t.Context()))
+	require.NoError(t, bouncer.Start(t.Context()))
+	require.NoError(t, db.PingContext(t.Context()))
+	require.NoError(t, bouncer.Stop(t.Context()))
 }

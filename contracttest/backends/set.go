@@ -90,10 +90,10 @@ func (s *Set) Drop(ctx context.Context, d Database) error {
 	return dropDatabase(ctx, at, d)
 }
 
-// Private starts a server for the caller alone, who closes it; Set.Close does so too. There is none of MySQL8 and PgBouncer.
+// Private starts a server for the caller alone, who closes it; Set.Close does so too. There is none of MySQL8.
 // The error is a *Missing where it cannot be started here, and a *MountRefused where it cannot have a disk of its own.
 func (s *Set) Private(ctx context.Context, k Kind, opt ServerOptions) (*Server, error) {
-	if k != Postgres && k != MySQL {
+	if k == MySQL8 {
 		return nil, fmt.Errorf("there are no private servers of %s", k)
 	}
 	server, _, tried, err := s.private(ctx, k, opt)

@@ -35,19 +35,19 @@ func (a around) Run() int {
 
 // Postgres gives the test an empty database on PostgreSQL, dropped when the test ends. Where there is no server the test is
 // skipped, or fails if PENSTOCK_REQUIRE names it.
-func (s *Set) Postgres(t testing.TB) Database { t.Helper(); return s.test(t, Postgres) }
+func (s *Set) Postgres(t testing.TB) Database { t.Helper(); return s.TestDatabase(t, Postgres) }
 
 // MySQL is Postgres for MariaDB, or whatever server of the MySQL family the variable names.
-func (s *Set) MySQL(t testing.TB) Database { t.Helper(); return s.test(t, MySQL) }
+func (s *Set) MySQL(t testing.TB) Database { t.Helper(); return s.TestDatabase(t, MySQL) }
 
 // MySQL8 is Postgres for MySQL 8, which has to be named by its variable.
-func (s *Set) MySQL8(t testing.TB) Database { t.Helper(); return s.test(t, MySQL8) }
+func (s *Set) MySQL8(t testing.TB) Database { t.Helper(); return s.TestDatabase(t, MySQL8) }
 
 // PgBouncer is Postgres through PgBouncer in transaction mode.
-func (s *Set) PgBouncer(t testing.TB) Database { t.Helper(); return s.test(t, PgBouncer) }
+func (s *Set) PgBouncer(t testing.TB) Database { t.Helper(); return s.TestDatabase(t, PgBouncer) }
 
-// test is a database for one test.
-func (s *Set) test(t testing.TB, k Kind) Database {
+// TestDatabase is Postgres for any kind.
+func (s *Set) TestDatabase(t testing.TB, k Kind) Database {
 	t.Helper()
 	d, err := s.Database(t.Context(), k)
 	s.check(t, k, err)
