@@ -15,8 +15,12 @@ demo: ## show the promise kept: parcels' scan events, duplicated and killed, eac
 	@CGO_ENABLED=0 $(GO) run ./examples/parcels
 
 .PHONY: test
-test: need-cc ## run all tests under the race detector; what was skipped is listed at the end
-	$(TOOL) gotestsum --format pkgname --hide-summary=output -- -race -timeout 10m $(PKGS)
+test: need-cc backends ## run all tests under the race detector; what was skipped is listed at the end, with the reason
+	@$(TOOL) gotestsum --format pkgname -- -race -timeout 10m $(PKGS); code=$$?; .ci/install-backends --list; exit $$code
+
+.PHONY: backends
+backends: ## install the database servers that tests use, where that is allowed; else say how
+	@.ci/install-backends
 
 .PHONY: bench
 bench: ## compare with plain Watermill and a loop by hand: table, out/bench.json, plots; BENCH=-help lists flags
@@ -47,7 +51,7 @@ verify-mod:
 	$(GO) mod verify
 
 .PHONY: cover
-cover: need-cc ## test coverage by package and as out/coverage.html
+cover: need-cc backends ## test coverage by package and as out/coverage.html
 	@mkdir -p out
 	$(TOOL) gotestsum --format pkgname --hide-summary=output -- -race -timeout 20m -coverpkg=./sdk/...,./drivers/...,./middleware/...,./contracttest/... -coverprofile=out/coverage.txt $(PKGS)
 	$(GO) tool cover -html=out/coverage.txt -o out/coverage.html

@@ -63,8 +63,8 @@ func startChild(ctx context.Context, k Kind, p program, base string, opt ServerO
 			err = errors.Join(err, s.Close())
 		}
 		failed = fmt.Errorf("starting a private %s: %w", k, err)
-		if ctx.Err() != nil {
-			break
+		if isFree(port) {
+			break // then that was not why
 		}
 	}
 	return nil, failed

@@ -69,7 +69,7 @@ func (k Kind) install() string {
 	case Postgres:
 		return "apt-get install postgresql"
 	case MySQL:
-		return "apt-get install mariadb-server-core"
+		return "apt-get install mariadb-server-core mariadb-client-core"
 	case PgBouncer:
 		return "apt-get install pgbouncer"
 	case MySQL8:

@@ -202,6 +202,12 @@ func freePort() (int, error) {
 	return port, l.Close()
 }
 
+// isFree tells whether a port can be listened at.
+func isFree(port int) bool {
+	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	return err == nil && l.Close() == nil
+}
+
 // login is the user of a private server, with a password made for it: others on this machine can reach its port as well.
 func login(k Kind, port int) Database {
 	name := ""
