@@ -19,12 +19,12 @@ func (s *SQLite) FlowQueries() map[string]string {
 		"unclaim many":   s.q.flow[flowUnclaim+2],
 		"seal":           s.q.flow[flowSeal],
 		"keep":           s.q.flow[flowKeep],
-		"unsent":         s.q.unsent,
-		"unsent of one":  s.q.unsentOf,
-		"outputs of one": s.q.outputsOf,
+		"unsent":         s.lists.unsent,
+		"unsent of one":  s.lists.unsentOf,
+		"outputs of one": s.lists.outputsOf,
 		"mark sent one":  s.q.markSentOne,
 		"mark sent many": fmt.Sprintf(s.q.markSentMany, tuples(3, "(?,?)")),
-		"dead letters":   s.q.deadLetters,
+		"dead letters":   s.lists.deadLetters,
 		"resolve":        s.q.resolve,
 	}
 }

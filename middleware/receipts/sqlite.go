@@ -6,7 +6,6 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 	"sync/atomic"
 )
@@ -41,8 +40,8 @@ type SQLiteOptions struct {
 // show the hook, as those of modernc, mattn and ncruces do; Check warns where it does not work. One store is enough for a
 // handle, however many middlewares use it: with mattn, two take the hook from each other.
 type SQLite struct {
-	db          *sql.DB
-	prefix      string
+	sqlHandle
+
 	codeOf      func(error) (int, bool)
 	allowUnsafe bool
 	leaveHook   bool
@@ -53,8 +52,6 @@ type SQLite struct {
 }
 
 var _ Store[*sql.Tx] = (*SQLite)(nil)
-
-const defaultPrefix = "penstock_"
 
 // NewSQLite makes a store of a handle, which stays the caller's. It does no I/O: see Check. An error means that an option
 // cannot work. Data source names that Check accepts, for a file:
@@ -73,64 +70,29 @@ func NewSQLite(db *sql.DB, opts SQLiteOptions) (*SQLite, error) {
 	if codeOf == nil {
 		codeOf = codeByShape
 	}
-	return &SQLite{
-		db: db, prefix: prefix, codeOf: codeOf, allowUnsafe: opts.AllowUnsafeSync, leaveHook: opts.LeaveCommitHook,
-		q: newSQLiteQueries(prefix),
-	}, nil
+	migrations, err := migrationsOf("sqlite", prefix)
+	if err != nil {
+		return nil, err
+	}
+	s := &SQLite{
+		codeOf: codeOf, allowUnsafe: opts.AllowUnsafeSync, leaveHook: opts.LeaveCommitHook, q: newSQLiteQueries(prefix),
+	}
+	s.sqlHandle = sqlHandle{
+		db: db, prefix: prefix, lists: newListQueries(prefix, "NULL"), schema: newSQLiteSchema(prefix, len(migrations)), classify: s.Classify,
+	}
+	return s, nil
 }
 
 // sqlitePrefix validates a table prefix, which is pasted into SQL text.
 func sqlitePrefix(prefix string) (string, error) {
-	if prefix == "" {
-		return defaultPrefix, nil
-	}
-	valid := regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,47}$`)
-	if !valid.MatchString(prefix) {
-		return "", fmt.Errorf("receipts: table prefix %q: use 1 to 48 letters, digits and underscores, not starting with a digit",
-			prefix)
+	prefix, err := tablePrefix(prefix)
+	if err != nil {
+		return "", err
 	}
 	if strings.HasPrefix(strings.ToLower(prefix), "sqlite_") {
 		return "", fmt.Errorf("receipts: table prefix %q: SQLite keeps names starting with sqlite_ to itself", prefix)
 	}
 	return prefix, nil
-}
-
-// conn takes a connection out of the pool. A deadline that passes meanwhile means that the pool is exhausted, or that the
-// database cannot be opened: an outage, which the context's error alone would not tell.
-func (s *SQLite) conn(ctx context.Context) (*sql.Conn, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	conn, err := s.db.Conn(ctx)
-	if err != nil && errors.Is(err, context.DeadlineExceeded) {
-		return nil, &classedError{class: ClassOutage, what: "waiting for a free connection of the pool", err: err}
-	}
-	return conn, err
-}
-
-// deadConnections is how often a call takes another connection when the pool handed out a dead one. database/sql does the
-// same for statements outside a transaction, but not for those on a connection that was taken out of the pool.
-const deadConnections = 3
-
-func again(f func() error) error {
-	for attempt := 1; ; attempt++ {
-		err := f()
-		if attempt == deadConnections || !errors.Is(err, driver.ErrBadConn) {
-			return err
-		}
-	}
-}
-
-// read runs f, which only reads, with a connection of its own. f may run more than once.
-func (s *SQLite) read(ctx context.Context, f func(conn *sql.Conn) error) error {
-	return again(func() error {
-		conn, err := s.conn(ctx)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = conn.Close() }()
-		return f(conn)
-	})
 }
 
 // write runs f in a short transaction of the store itself, begun as a writer whatever the DSN says, and ends it as keep
@@ -232,9 +194,4 @@ func (s *SQLite) clean(ctx context.Context, conn *sql.Conn) bool {
 	}
 	code, ok := s.primaryCode(err)
 	return ok && code == sqliteError
-}
-
-// discard closes a connection for good instead of giving it back to the pool.
-func discard(conn *sql.Conn) {
-	_ = conn.Raw(func(any) error { return driver.ErrBadConn })
 }

@@ -63,13 +63,9 @@ func (s *SQLite) check(ctx context.Context, info *Info) error {
 	if !guarded {
 		info.Warnings = append(info.Warnings, s.unguardedWarning())
 	}
-	migrations, err := SQLiteMigrations(s.prefix)
-	if err != nil {
-		return err
-	}
 	return s.insist(ctx, func() error {
 		err := s.read(ctx, func(conn *sql.Conn) (err error) {
-			if info.Schema, err = s.schemaVersion(ctx, conn, len(migrations)); err != nil {
+			if info.Schema, err = s.schemaVersion(ctx, conn); err != nil {
 				return err
 			}
 			return s.tablesThere(ctx, conn)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 )
 
 // The errors of a caller that does not keep to the order of calls. Nothing was done.
@@ -114,10 +113,7 @@ func (t *sqliteTx) unclaim(ctx context.Context, claims []Claim) error {
 	}
 	args := make([]any, 0, min(len(claims), flowMost)+2)
 	for rest := claims; len(rest) > 0; {
-		n := 1
-		for n < len(rest) && rest[n].Scope == rest[0].Scope {
-			n++
-		}
+		n := scopeRun(rest)
 		run := rest[:n]
 		err := sized(n, func(size flow, from, to int) error {
 			args = append(args[:0], []byte(run[0].Scope), t.nonce[:])
@@ -132,15 +128,6 @@ func (t *sqliteTx) unclaim(ctx context.Context, claims []Claim) error {
 		}
 		rest = rest[n:]
 	}
-	t.forget(claims)
+	t.fresh.forget(claims)
 	return nil
-}
-
-// forget takes claims out of those that Commit looks for.
-func (t *sqliteTx) forget(claims []Claim) {
-	given := make(map[identity]bool, len(claims))
-	for i := range claims {
-		given[identity{claims[i].Scope, string(claims[i].Key)}] = true
-	}
-	t.fresh = slices.DeleteFunc(t.fresh, func(f freshClaim) bool { return given[identity{f.scope, string(f.key)}] })
 }

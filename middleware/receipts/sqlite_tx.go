@@ -73,10 +73,8 @@ type sqliteTx struct {
 	inPart bool
 	broken error
 
-	// fresh are the claims that count for the marker, calls how often Claim inserted some, positions the outputs stored so far,
-	// undone ones included.
-	fresh     []freshClaim
-	calls     int
+	// fresh are the claims that count for the marker, positions the outputs stored so far, undone ones included.
+	fresh     freshClaims
 	positions int
 	bound     [flowLen]*sql.Stmt
 

@@ -1,0 +1,107 @@
+package receipts
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"strings"
+	"time"
+)
+
+const defaultPrefix = "penstock_"
+
+// sqlHandle is a store's handle of a database, with what is the same in every dialect. A dialect's store embeds it.
+type sqlHandle struct {
+	db     *sql.DB
+	prefix string
+	lists  listQueries
+	schema schemaQueries
+	// classify is the store's own Classify.
+	classify func(error) Class
+}
+
+// named writes the store's prefix into a statement that names tables by the default one.
+func named(prefix, query string) string { return strings.ReplaceAll(query, defaultPrefix, prefix) }
+
+// tablePrefix validates a table prefix, which is pasted into SQL text.
+func tablePrefix(prefix string) (string, error) {
+	if prefix == "" {
+		return defaultPrefix, nil
+	}
+	valid := regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,47}$`)
+	if !valid.MatchString(prefix) {
+		return "", fmt.Errorf("receipts: table prefix %q: use 1 to 48 letters, digits and underscores, not starting with a digit",
+			prefix)
+	}
+	return prefix, nil
+}
+
+// conn takes a connection out of the pool. A deadline that passes meanwhile means that the pool is exhausted, or that the
+// database cannot be opened: an outage, which the context's error alone would not tell.
+func (h *sqlHandle) conn(ctx context.Context) (*sql.Conn, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	conn, err := h.db.Conn(ctx)
+	if err != nil && errors.Is(err, context.DeadlineExceeded) {
+		return nil, &classedError{class: ClassOutage, what: "waiting for a free connection of the pool", err: err}
+	}
+	return conn, err
+}
+
+// deadConnections is how often a call takes another connection when the pool handed out a dead one. database/sql does the
+// same for statements outside a transaction, but not for those on a connection that was taken out of the pool.
+const deadConnections = 3
+
+func again(f func() error) error {
+	for attempt := 1; ; attempt++ {
+		err := f()
+		if attempt == deadConnections || !errors.Is(err, driver.ErrBadConn) {
+			return err
+		}
+	}
+}
+
+// read runs f, which only reads, with a connection of its own. f may run more than once.
+func (h *sqlHandle) read(ctx context.Context, f func(conn *sql.Conn) error) error {
+	return again(func() error {
+		conn, err := h.conn(ctx)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = conn.Close() }()
+		return f(conn)
+	})
+}
+
+// insist calls f again while another connection holds a lock, until ctx ends. Then the lock is what it reports, not the
+// context alone.
+func (h *sqlHandle) insist(ctx context.Context, f func() error) error {
+	var contention error
+	for {
+		err := f()
+		if err != nil && ctx.Err() != nil && contention != nil {
+			return fmt.Errorf("%w: %w", ctx.Err(), contention)
+		}
+		if err == nil || h.classify(err) != ClassContention || ctx.Err() != nil {
+			return err
+		}
+		contention = err
+		timer := time.NewTimer(5*time.Millisecond + rand.N(20*time.Millisecond))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return fmt.Errorf("%w: %w", ctx.Err(), err)
+		}
+	}
+}
+
+// discard closes a connection for good instead of giving it back to the pool.
+func discard(conn *sql.Conn) {
+	_ = conn.Raw(func(any) error { return driver.ErrBadConn })
+}
