@@ -6,7 +6,6 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 )
 
@@ -34,7 +33,8 @@ func (s *SQLite) begin(ctx context.Context, opts TxOptions) (*sqliteTx, error) {
 		return nil, err
 	}
 	t := &sqliteTx{
-		s: s, ctx: context.WithoutCancel(ctx), conn: conn, nonce: NewNonce(), budget: opts.Budget, ended: make(chan struct{}),
+		s: s, ctx: context.WithoutCancel(ctx), conn: conn,
+		txLife: txLife{nonce: NewNonce(), budget: opts.Budget, ended: make(chan struct{})},
 	}
 	stop, err := awaitLock(ctx, func(ctx context.Context) error {
 		var err error
@@ -47,7 +47,7 @@ func (s *SQLite) begin(ctx context.Context, opts TxOptions) (*sqliteTx, error) {
 	t.stop = stop
 	t.hook = s.arm(conn)
 	if t.budget > 0 {
-		t.timer = time.AfterFunc(t.budget, t.expire)
+		t.timer = time.AfterFunc(t.budget, t.outlive)
 	}
 	return t, nil
 }
@@ -55,15 +55,14 @@ func (s *SQLite) begin(ctx context.Context, opts TxOptions) (*sqliteTx, error) {
 // sqliteTx is one open transaction on a connection of its own. Statements run in a context that is never cancelled,
 // because SQLite ends the transaction of a write that is interrupted.
 type sqliteTx struct {
-	s      *SQLite
-	ctx    context.Context //nolint:containedctx // the detached context of Begin: values only
-	conn   *sql.Conn
-	tx     *sql.Tx
-	stop   func()
-	hook   *commitHook
-	nonce  Nonce
-	budget time.Duration
-	timer  *time.Timer
+	txLife
+
+	s    *SQLite
+	ctx  context.Context //nolint:containedctx // the detached context of Begin: values only
+	conn *sql.Conn
+	tx   *sql.Tx
+	stop func()
+	hook *commitHook
 
 	// raw: a handler got the transaction. lent: it may have used it since the store last knew it to be open.
 	raw, lent bool
@@ -77,12 +76,6 @@ type sqliteTx struct {
 	fresh     freshClaims
 	positions int
 	bound     [flowLen]*sql.Stmt
-
-	mu      sync.Mutex
-	closing bool
-	expired bool
-	// ended is closed when the connection is back in the pool, or closed.
-	ended chan struct{}
 }
 
 // Raw sets a savepoint, the guard, before the transaction is handed out to be used outside a part: whoever ends the
@@ -100,8 +93,6 @@ func (t *sqliteTx) Raw() *sql.Tx {
 	return t.tx
 }
 
-func (t *sqliteTx) Nonce() Nonce { return t.nonce }
-
 // abandon undoes a transaction that was never handed out.
 func (t *sqliteTx) abandon() {
 	err := sql.ErrTxDone
@@ -111,36 +102,11 @@ func (t *sqliteTx) abandon() {
 	t.giveBack(err)
 }
 
-// expire is the end of the budget. It ends the transaction and its lock although the handler still runs.
-func (t *sqliteTx) expire() {
-	t.mu.Lock()
-	if t.closing {
-		t.mu.Unlock()
-		return
+// outlive is the end of the budget. It ends the transaction and its lock although the handler still runs.
+func (t *sqliteTx) outlive() {
+	if t.expire() {
+		t.giveBack(t.tx.Rollback())
 	}
-	t.closing, t.expired = true, true
-	t.mu.Unlock()
-	t.giveBack(t.tx.Rollback())
-}
-
-// take claims the right to end the transaction. Only one caller gets it.
-func (t *sqliteTx) take() (expired, ok bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.closing {
-		return t.expired, false
-	}
-	t.closing = true
-	if t.timer != nil {
-		t.timer.Stop()
-	}
-	return false, true
-}
-
-func (t *sqliteTx) isExpired() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.expired
 }
 
 // giveBack returns the connection, with ended the result of the statement that ended the transaction.
@@ -191,18 +157,6 @@ func (t *sqliteTx) commit() error {
 		t.s.hooks.forget(t.hook)
 	}
 	return err
-}
-
-// alreadyEnded answers a Commit that came too late.
-func (t *sqliteTx) alreadyEnded(ctx context.Context, expired bool) error {
-	if !expired {
-		return fmt.Errorf("receipts: transaction %s: commit after commit or rollback: %w", t.nonce, sql.ErrTxDone)
-	}
-	select {
-	case <-t.ended:
-	case <-ctx.Done():
-	}
-	return fmt.Errorf("receipts: transaction %s: %w", t.nonce, budgetError(t.budget))
 }
 
 // rollbackAs rolls back after cause. An error of the connection itself decides about it: a ROLLBACK on a dead one may
