@@ -5,19 +5,31 @@ import (
 	"database/sql"
 	"fmt"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
 
+	"github.com/penstock-mq/penstock/contracttest/backends"
 	"github.com/penstock-mq/penstock/contracttest/lossydb"
 	"github.com/penstock-mq/penstock/middleware/receipts"
 
 	_ "modernc.org/sqlite"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// servers are the database servers of these tests.
+var servers *backends.Set
+
+func TestMain(m *testing.M) {
+	var err error
+	if servers, err = backends.Open(backends.Options{}); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(servers.Around(m))
+}
 
 // sqliteDriver is one database/sql driver under test, with its own spelling of the same settings.
 type sqliteDriver struct {

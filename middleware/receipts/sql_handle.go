@@ -101,6 +101,43 @@ func (h *sqlHandle) insist(ctx context.Context, f func() error) error {
 	}
 }
 
+// await runs begin, which may block in the driver and hear nothing of a context (SQLite's busy_timeout; a server that does not
+// answer), and returns by ctx all the same, with the context's own error. Unless it returns nil, abandon is called exactly once, after begin returned. The context
+// that begin gets lives until stop is called: database/sql rolls a transaction back when its context ends.
+func await(ctx context.Context, begin func(ctx context.Context) error, abandon func()) (stop func(), err error) {
+	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	if ctx.Done() == nil {
+		if err := begin(inner); err != nil {
+			cancel()
+			abandon()
+			return nil, err
+		}
+		return cancel, nil
+	}
+	result := make(chan error, 1)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		result <- begin(inner)
+	}()
+	select {
+	case err := <-result:
+		if err != nil {
+			cancel()
+			abandon()
+			return nil, err
+		}
+		return cancel, nil
+	case <-ctx.Done():
+		cancel() // a driver that listens gives up at once, the others when begin has returned
+		go func() {
+			<-ended
+			abandon()
+		}()
+		return nil, ctx.Err()
+	}
+}
+
 // discard closes a connection for good instead of giving it back to the pool.
 func discard(conn *sql.Conn) {
 	_ = conn.Raw(func(any) error { return driver.ErrBadConn })

@@ -108,12 +108,12 @@ func (s *SQLite) writeOnce(ctx context.Context, keep bool, f func(ctx context.Co
 		return err
 	}
 	detached := context.WithoutCancel(ctx)
-	stop, err := awaitLock(ctx, func(ctx context.Context) error {
+	stop, err := await(ctx, func(ctx context.Context) error {
 		_, err := conn.ExecContext(ctx, "BEGIN IMMEDIATE")
 		return err
 	}, func() { s.release(detached, conn, nil) })
 	if err != nil {
-		return err
+		return lockWaitError(err)
 	}
 	defer stop()
 	end := "ROLLBACK"
@@ -131,46 +131,9 @@ func (s *SQLite) writeOnce(ctx context.Context, keep bool, f func(ctx context.Co
 	return err
 }
 
-// awaitLock runs begin, which may block in the driver for as long as busy_timeout says and hear nothing of a context, and
-// returns by ctx all the same. Unless it returns nil, abandon is called exactly once, after begin returned. The context
-// that begin gets lives until stop is called: database/sql rolls a transaction back when its context ends.
-func awaitLock(ctx context.Context, begin func(ctx context.Context) error, abandon func()) (stop func(), err error) {
-	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	if ctx.Done() == nil {
-		if err := begin(inner); err != nil {
-			cancel()
-			abandon()
-			return nil, err
-		}
-		return cancel, nil
-	}
-	result := make(chan error, 1)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		result <- begin(inner)
-	}()
-	select {
-	case err := <-result:
-		if err != nil {
-			cancel()
-			abandon()
-			return nil, err
-		}
-		return cancel, nil
-	case <-ctx.Done():
-		cancel() // a driver that listens gives up at once, the others when busy_timeout has passed
-		go func() {
-			<-ended
-			abandon()
-		}()
-		return nil, lockWaitError(ctx.Err())
-	}
-}
-
 // lockWaitError gives a deadline the meaning it has here; a cancelled caller has none.
 func lockWaitError(err error) error {
-	if errors.Is(err, context.DeadlineExceeded) {
+	if err == context.DeadlineExceeded { //nolint:errorlint // as it comes from await, not from a driver
 		return &classedError{class: ClassContention, what: "waiting for SQLite's write lock", err: err}
 	}
 	return err

@@ -36,13 +36,13 @@ func (s *SQLite) begin(ctx context.Context, opts TxOptions) (*sqliteTx, error) {
 		s: s, ctx: context.WithoutCancel(ctx), conn: conn,
 		txLife: txLife{nonce: NewNonce(), budget: opts.Budget, ended: make(chan struct{})},
 	}
-	stop, err := awaitLock(ctx, func(ctx context.Context) error {
+	stop, err := await(ctx, func(ctx context.Context) error {
 		var err error
 		t.tx, err = conn.BeginTx(ctx, nil)
 		return err
 	}, t.abandon)
 	if err != nil {
-		return nil, err // t belongs to the goroutine that abandons it
+		return nil, lockWaitError(err) // t belongs to the goroutine that abandons it
 	}
 	t.stop = stop
 	t.hook = s.arm(conn)

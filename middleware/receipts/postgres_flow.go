@@ -1,0 +1,156 @@
+package receipts
+
+import (
+	"context"
+	"database/sql"
+	"strings"
+	"time"
+)
+
+// pgFlow sends the steps of one transaction over database/sql.
+type pgFlow struct {
+	t     *sqlTx
+	steps *PostgresSteps
+	opts  TxOptions
+}
+
+func (s *Postgres) flow(t *sqlTx, opts TxOptions) sqlFlow {
+	return &pgFlow{t: t, steps: newSteps(s.q, t.nonce, opts), opts: opts}
+}
+
+// open sends text without values: with them lib/pq needs two round trips, and for this one no client prepares anything.
+func (f *pgFlow) open(ctx context.Context) error {
+	bounds := f.steps.Bounds()
+	var pairs []string
+	for i, name := range [...]string{"$1", "$2", "$3"} {
+		value, _ := bounds.Args[i].(string) // hexadecimal or a number
+		pairs = append(pairs, name, "'"+value+"'")
+	}
+	_, err := f.t.tx.ExecContext(ctx, strings.NewReplacer(pairs...).Replace(bounds.SQL))
+	return err
+}
+
+// claim waits for others no longer than ClaimWait and ctx's deadline say, which the server ends. Only a ctx that is cancelled,
+// or a server that does not answer, cuts the statement off, and the connection with it.
+func (f *pgFlow) claim(ctx context.Context, claims []Claim) ([]ClaimResult, error) {
+	call, inserts, err := f.steps.Claim(claims, lockWait(ctx, f.opts.ClaimWait))
+	if err != nil {
+		return nil, err
+	}
+	late, stop := lateContext(ctx)
+	defer stop()
+	for n, insert := range inserts {
+		row := f.t.tx.QueryRowContext(late, insert.SQL, insert.text()...)
+		if err := call.Inserted(n, row.Scan); err != nil {
+			return nil, f.waited(ctx, err)
+		}
+	}
+	for n, look := range call.Looks() {
+		rows, err := f.t.tx.QueryContext(late, look.SQL, look.text()...)
+		err = eachRow(rows, err, func(scan scanFunc) error { return call.Found(n, scan) })
+		if err != nil {
+			return nil, f.waited(ctx, err)
+		}
+	}
+	return call.Results()
+}
+
+// waited says of a claim that the end of its time cut off that it waited for others: it does nothing else for that long.
+func (f *pgFlow) waited(ctx context.Context, err error) error {
+	if code, ok := sqlState(err); ok && code == pgQueryCanceled && !f.t.isExpired() {
+		return &classedError{class: ClassContention, what: "waiting for other transactions", err: err}
+	}
+	return err
+}
+
+// lateGrace is how much later than the deadline a claim is cut off, where the server did not end it.
+const lateGrace = 2 * time.Second
+
+// lateContext is ctx with a later deadline, for a statement that the server ends before.
+func lateContext(ctx context.Context) (late context.Context, stop func()) {
+	if ctx.Done() == nil {
+		return ctx, func() {}
+	}
+	var cancel context.CancelFunc
+	if deadline, bounded := ctx.Deadline(); bounded {
+		late, cancel = context.WithDeadline(context.WithoutCancel(ctx), deadline.Add(lateGrace))
+	} else {
+		late, cancel = context.WithCancel(context.WithoutCancel(ctx))
+	}
+	unwatch := context.AfterFunc(ctx, func() {
+		if ctx.Err() == context.Canceled { //nolint:errorlint // a context's own error
+			cancel()
+		}
+	})
+	return late, func() { unwatch(); cancel() }
+}
+
+func (f *pgFlow) unclaim(ctx context.Context, claims []Claim) error {
+	for _, s := range f.steps.Unclaim(claims) {
+		result, err := f.exec(ctx, s)
+		if err != nil {
+			return err
+		}
+		n, err := result.RowsAffected()
+		if err != nil {
+			return err
+		}
+		f.steps.Unclaimed(n)
+	}
+	return nil
+}
+
+func (f *pgFlow) lend() error {
+	f.steps.Lend()
+	return nil
+}
+
+func (f *pgFlow) addOutputs(ctx context.Context, outputs []Output) error {
+	_, statement, err := f.steps.Outputs(outputs)
+	if err != nil {
+		return err
+	}
+	return f.all(ctx, statement, len(outputs))
+}
+
+func (f *pgFlow) divert(ctx context.Context, letters []DeadLetter) error {
+	statement, err := f.steps.Divert(letters)
+	if err != nil {
+		return err
+	}
+	_, err = f.exec(ctx, statement)
+	return err
+}
+
+// all runs a statement that inserts n rows, unless the transaction is another one.
+func (f *pgFlow) all(ctx context.Context, s Statement, n int) error {
+	result, err := f.exec(ctx, s)
+	if err != nil {
+		return err
+	}
+	if rows, err := result.RowsAffected(); err != nil || int(rows) == n {
+		return err
+	}
+	return ErrTxEnded
+}
+
+func (f *pgFlow) seal(ctx context.Context) error {
+	statement, needed := f.steps.Seal()
+	if !needed {
+		return nil
+	}
+	_, err := f.exec(ctx, statement)
+	return f.steps.SealError(err)
+}
+
+func (f *pgFlow) exec(ctx context.Context, s Statement) (sql.Result, error) {
+	return f.t.tx.ExecContext(ctx, s.SQL, s.text()...)
+}
+
+// clean has nothing to do: the settings were the transaction's.
+func (f *pgFlow) clean(context.Context) error { return nil }
+
+func (f *pgFlow) session() session {
+	pid, started, _ := f.steps.Session()
+	return session{id: pid, started: started}
+}
