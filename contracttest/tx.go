@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-mq/penstock/middleware/receipts"
 )
 
-// StoreHarness connects the transaction clauses to one receipts store and its database. Name, Open and Apply are
-// required; each further hook lets more clauses run.
+// StoreHarness connects the clauses for stores, which [RunStore] checks, and the transaction clauses, which [RunTx] checks,
+// to one receipts store and its database. Name, Open and Apply are required; each further hook lets more clauses run.
 type StoreHarness[T any] struct {
 	// Name is the name in reports, and what a child process finds its harness by.
 	Name string
@@ -40,6 +40,16 @@ type StoreHarness[T any] struct {
 	OpenFaulty func(ctx context.Context, dir string) (Database[T], DatabaseFaults, error)
 	// Wrap is put around every store the clauses consume with. It is how faults are planted; nil plants none.
 	Wrap func(receipts.Store[T]) receipts.Store[T]
+	// Empty is like Open, on a database of its own for each dir that nobody has made the store's tables in.
+	Empty func(ctx context.Context, dir string) (Database[T], error)
+	// Kill ends the session in which a transaction is open from outside, as an administrator does, and returns when it is
+	// gone. It uses the transaction, if at all, before that only.
+	Kill func(ctx context.Context, tx T) error
+	// Bubble says that the database lives in this process and does no I/O: [RunStore] runs each clause in a bubble of
+	// testing/synctest, where waiting costs nothing.
+	Bubble bool
+	// Patience is the longest wait of a clause for stores for what has to come. 0 means 10 s, in a bubble 1 min.
+	Patience time.Duration
 	// Waive names clauses that this store is known to break, each with the reason. They still run, and have to fail.
 	Waive map[string]string
 }
@@ -218,26 +228,46 @@ func lacks[T any](ctx context.Context, e *Env, s StoreHarness[T], dir string, c 
 	return missing, errors.Join(err, db.Close())
 }
 
-// missing names the hooks that the clause lacks; empty: it can run.
-func (s StoreHarness[T]) missing(c txClause[T]) (string, error) {
+// check refuses a harness that lacks what is required, and waivers of clauses that do not exist.
+func (s StoreHarness[T]) check() error {
 	if s.Open == nil || s.Apply == nil || s.Name == "" {
-		return "", errors.New("the store harness lacks Name, Open or Apply: they are required")
+		return errors.New("the store harness lacks Name, Open or Apply: they are required")
 	}
 	for id := range s.Waive {
-		if !slices.Contains(TxClauseIDs(), id) {
-			return "", fmt.Errorf("store harness %q waives %s: there is no such clause", s.Name, id)
+		if !slices.Contains(TxClauseIDs(), id) && !slices.Contains(StoreClauseIDs(), id) {
+			return fmt.Errorf("store harness %q waives %s: there is no such clause", s.Name, id)
 		}
 	}
-	there := map[string]bool{"End": s.End != nil, "OpenFaulty": s.OpenFaulty != nil, "Errors": len(s.Errors) > 0, "Read": s.Read != nil}
+	return nil
+}
+
+// lacksHooks names those of the hooks that are not there; empty: all are.
+func (s StoreHarness[T]) lacksHooks(wanted []string) string {
+	there := map[string]bool{
+		"End": s.End != nil, "OpenFaulty": s.OpenFaulty != nil, "Errors": len(s.Errors) > 0, "Read": s.Read != nil,
+		"Violate": s.Violate != nil, "Empty": s.Empty != nil, "Kill": s.Kill != nil,
+	}
 	var hooks []string
-	for _, name := range c.store {
+	for _, name := range wanted {
 		if !there[name] {
 			hooks = append(hooks, name)
 		}
 	}
+	if len(hooks) == 0 {
+		return ""
+	}
+	return "the store harness has no hook " + strings.Join(hooks, ", ")
+}
+
+// missing names the hooks that the clause lacks; empty: it can run.
+func (s StoreHarness[T]) missing(c txClause[T]) (string, error) {
+	if err := s.check(); err != nil {
+		return "", err
+	}
+	hooks := s.lacksHooks(c.store)
 	switch {
-	case len(hooks) > 0:
-		return "the store harness has no hook " + strings.Join(hooks, ", "), nil
+	case hooks != "":
+		return hooks, nil
 	case c.processes && runtime.GOOS == "windows":
 		return "there is no SIGKILL on this system", nil
 	case c.processes && !childReady():

@@ -75,7 +75,7 @@ func memHarnessOf(name string, opts memstore.Options) memStoreHarness {
 	opts.LockWait = 100 * time.Millisecond
 	dbs := &memDatabases{opts: opts, by: map[string]*memstore.Database{}}
 	return memStoreHarness{
-		Name: name,
+		Name: name, Bubble: true,
 		Open: func(_ context.Context, dir string) (contracttest.Database[*memstore.Tx], error) {
 			_, db := dbs.open(dir)
 			return db, nil
@@ -89,7 +89,11 @@ func memHarnessOf(name string, opts memstore.Options) memStoreHarness {
 			return tx.Commit()
 		},
 		Violate: func(context.Context, *memstore.Tx) error { return errors.New("a constraint is violated") },
-		Errors:  memErrors(opts),
+		Kill: func(_ context.Context, tx *memstore.Tx) error {
+			tx.Kill()
+			return nil
+		},
+		Errors: memErrors(opts),
 		OpenFaulty: func(_ context.Context, dir string) (contracttest.Database[*memstore.Tx], contracttest.DatabaseFaults, error) {
 			store, db := dbs.open(dir)
 			return db, memFaults(store), nil

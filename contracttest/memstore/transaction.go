@@ -246,11 +246,16 @@ func (t *transaction) Commit(ctx context.Context) error {
 	switch {
 	case tx.expired:
 		return receipts.ErrBudgetEnded
+	case tx.killed:
+		return ErrAway
 	case tx.isOver():
 		return fmt.Errorf("%w: %w", receipts.ErrTxEnded, ErrEnded)
 	case tx.failed:
 		tx.end()
 		return fmt.Errorf("%w: %w", receipts.ErrTxEnded, ErrFailed)
+	case tx.part != nil:
+		tx.end()
+		return errors.New("memstore: Commit inside a part")
 	}
 	lost := tx.s.nextLost()
 	if lost != nil && !lost.forwarded {

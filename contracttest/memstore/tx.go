@@ -18,6 +18,7 @@ type Tx struct {
 	// All below is guarded by the database's mutex.
 
 	expired  bool // its budget ended it
+	killed   bool // its session was killed
 	failed   bool // a statement failed
 	all      changes
 	part     *changes // nil outside a part
@@ -88,12 +89,26 @@ func (t *Tx) Rollback() error {
 	return nil
 }
 
+// Kill ends the transaction as the end of its session does: from then on everything in it fails with ErrAway. A handler must
+// not.
+func (t *Tx) Kill() {
+	t.db.mu.Lock()
+	defer t.db.mu.Unlock()
+	if !t.isOver() {
+		t.killed = true
+		t.end()
+	}
+}
+
 // write runs a statement under the mutex, which acquire may leave meanwhile. An error that a database would not survive
 // fails the transaction.
 func (t *Tx) write(ctx context.Context, statement func() error) error {
 	away := t.s.there(ctx)
 	t.db.mu.Lock()
 	defer t.db.mu.Unlock()
+	if t.killed {
+		return ErrAway
+	}
 	if t.isOver() {
 		return ErrEnded
 	}
