@@ -155,3 +155,28 @@ func TestFailureIsForAllGoroutines(t *testing.T) {
 		assert.Empty(t, db.locks)
 	})
 }
+
+func TestCommitInsideAPartIsRefused(t *testing.T) {
+	s := NewDatabase().Store()
+	tx := begin(t, s)
+	require.Equal(t, []receipts.ClaimStatus{fresh}, statuses(t, tx, "k"))
+	require.NoError(t, tx.Part(t.Context()))
+	require.NoError(t, tx.Raw().Add("n", 1))
+	require.Error(t, tx.Commit(t.Context()))
+	assert.Empty(t, s.db.Counters())
+	assert.Equal(t, []receipts.ClaimStatus{fresh}, statuses(t, begin(t, s), "k"), "nothing is locked any more")
+}
+
+func TestKilledSessionIsAnOutage(t *testing.T) {
+	s := NewDatabase().Store()
+	tx := begin(t, s)
+	require.Equal(t, []receipts.ClaimStatus{fresh}, statuses(t, tx, "k"))
+	tx.Raw().Kill()
+	for what, err := range map[string]error{
+		"a statement": tx.Raw().Add("n", 1), "Part": tx.Part(t.Context()), "Commit": tx.Commit(t.Context()),
+	} {
+		assert.Equal(t, receipts.ClassOutage, s.Classify(err), what)
+	}
+	require.NoError(t, tx.Rollback(t.Context()))
+	assert.Equal(t, []receipts.ClaimStatus{fresh}, statuses(t, begin(t, s), "k"), "nothing is locked any more")
+}

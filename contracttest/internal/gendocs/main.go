@@ -32,7 +32,7 @@ the broker still holds, what the database holds), never by trusting a return val
 does not declare, or a hook that a harness does not have, it is not run, and the report says so.
 
 An id with a suffix is a further check of the same clause. P, D, O, G, F02–F04 and H test a driver; D05, D12, D16, L, F01
-and F05 the engine above it; T the middleware, with a store and a driver.
+and F05 the engine above it; T the middleware, with a store and a driver; S a receipts store alone.
 
 `
 
@@ -49,6 +49,7 @@ func chapters() []chapter {
 		{"F", "Faults"},
 		{"H", "Honesty"},
 		{"T", "Transactions"},
+		{"S", "Receipts stores"},
 	}
 }
 
@@ -77,7 +78,7 @@ func page() string {
 
 func contents() []row {
 	var rows []row
-	for _, c := range slices.Concat(contracttest.Clauses(), contracttest.TxClauses()) {
+	for _, c := range slices.Concat(contracttest.Clauses(), contracttest.TxClauses(), contracttest.StoreClauses()) {
 		base, _, _ := strings.Cut(c.ID, "/")
 		i := slices.IndexFunc(rows, func(r row) bool { return r.id == base })
 		if i < 0 {
