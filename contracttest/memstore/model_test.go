@@ -285,6 +285,11 @@ func (m *model) end() {
 			x.open = false
 			return
 		}
+		if x.part != nil {
+			require.Error(m.t, err)
+			x.open = false
+			return
+		}
 		require.NoError(m.t, err)
 		m.commit(x, true)
 	case "handler commits":
