@@ -49,6 +49,7 @@ type batch[T any] struct {
 	begun  time.Time
 	ended  bool // Commit was called, whatever it answered
 
+	turns   []*pending[T] // whose handlers run, in this order
 	letters []receipts.DeadLetter
 	given   []receipts.Claim // claimed, but not to be committed
 	parts   bool             // each message's work can be undone alone
@@ -114,6 +115,10 @@ func (b *batch[T]) rest(v verdict) {
 // nor an outage and there are several, they run again in halves, until it is known whose it is.
 func (b *batch[T]) broken(err error, other func(error) verdict) {
 	v := b.m.classify(err, other)
+	if held := b.guilty(v); held != nil {
+		b.blame(held)
+		return
+	}
 	if v.kind != kindContention && v.kind != kindOutage && b.several() {
 		if errors.Is(err, receipts.ErrTxEnded) {
 			b.spare(err)

@@ -27,6 +27,10 @@ type fakeTx struct {
 
 	part *fakePart
 
+	member int
+	held   []*receipts.MemberError // statements that will fail when they are sent
+	broken error
+
 	mu      sync.Mutex
 	ended   bool
 	expired bool // its budget ended it
@@ -111,6 +115,22 @@ func (tx *fakeTx) over() error {
 	}
 }
 
+// Member implements receipts.Attributing.
+func (tx *fakeTx) Member(n int) { tx.member = n }
+
+// hold is a statement that the store holds back, and that fails when it is sent.
+func (tx *fakeTx) hold(err error) {
+	tx.held = append(tx.held, &receipts.MemberError{Member: tx.member, Err: err})
+}
+
+// send sends what is held back, as a statement does whose answer the handler wants.
+func (tx *fakeTx) send() error {
+	if tx.broken == nil && len(tx.held) > 0 {
+		tx.broken = fmt.Errorf("fake: %w", tx.held[0])
+	}
+	return tx.broken
+}
+
 func (tx *fakeTx) add(name string, n int) {
 	tx.effects[name] += n
 	tx.order = append(tx.order, name)
@@ -170,7 +190,7 @@ func (tx *fakeTx) AddOutputs(ctx context.Context, outputs []receipts.Output) ([]
 	if err := tx.s.fault("addOutputs", tx.s.onAddOutputs); err != nil {
 		return nil, err
 	}
-	if err := cmp.Or(tx.over(), ctx.Err()); err != nil {
+	if err := cmp.Or(tx.over(), ctx.Err(), tx.send()); err != nil {
 		return nil, err
 	}
 	stored := slices.Clone(outputs)
@@ -204,7 +224,7 @@ func (tx *fakeTx) Commit(ctx context.Context) error {
 		return err
 	}
 	if fault.err == nil {
-		fault.err = ctx.Err()
+		fault.err = cmp.Or(ctx.Err(), tx.send())
 	}
 	if fault.err != nil {
 		tx.end()

@@ -15,6 +15,7 @@ import (
 // transaction can go on to its commit.
 func (b *batch[T]) runAll() bool {
 	if b.self != nil {
+		b.turns = b.members
 		return b.self.decided() || b.self.kept || b.runSelf()
 	}
 	run := make([]*pending[T], 0, len(b.members))
@@ -26,6 +27,7 @@ func (b *batch[T]) runAll() bool {
 			run = append(run, p)
 		}
 	}
+	b.turns = run
 	switch {
 	case len(run) == 0:
 		return true
@@ -47,6 +49,7 @@ func (b *batch[T]) runSelf() bool {
 		return false
 	}
 	b.prepare(p)
+	b.attribute(0)
 	ctx := p.handling.Load()
 	timer := time.AfterFunc(b.m.cfg.TxBudget-time.Since(b.begun), func() {
 		ctx.expire()
@@ -109,6 +112,7 @@ func (b *batch[T]) part(s *stretch, run []*pending[T], i int) bool {
 		}
 	}
 	b.prepare(p)
+	b.attribute(i)
 	s.handling.Store(p.handling.Load())
 	if !s.start() {
 		b.rest(again(0, nil)) // the budget is over
@@ -198,6 +202,10 @@ func (b *batch[T]) ruined(p *pending[T], v verdict) {
 
 // undo follows a handler that failed, where there are others: they keep what they have, if the store can undo one part alone.
 func (b *batch[T]) undo(p *pending[T], v verdict, run []*pending[T], i int) bool {
+	if held := b.guilty(v); held != nil && held.Member != i {
+		b.blame(held)
+		return false
+	}
 	if v.kind == kindFailed || v.kind == kindReturned {
 		p.ticket.stumbled()
 	}
