@@ -21,17 +21,22 @@ const (
 	consumer = "bench"
 
 	payloadSize  = 256
-	counterCount = 64
+	counterCount = 1024
 )
 
 // counterName is the counter that message i increments. Its payload begins with it.
-func counterName(i int) string { return fmt.Sprintf("c%02d", i%counterCount) }
+func counterName(i int) string { return fmt.Sprintf("c%04d", i%counterCount) }
 
 // counterOf gives the counter that a payload names.
-func counterOf(payload []byte) string { return string(payload[:3]) }
+func counterOf(payload []byte) string { return string(payload[:5]) }
 
 // counterNumber is the number of that counter.
-func counterNumber(payload []byte) int { return 10*int(payload[1]-'0') + int(payload[2]-'0') }
+func counterNumber(payload []byte) (n int) {
+	for _, digit := range payload[1:5] {
+		n = 10*n + int(digit-'0')
+	}
+	return n
+}
 
 // workload makes n messages, the same at every call.
 func workload(n int) []sdk.Message {

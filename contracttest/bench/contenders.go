@@ -9,13 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/penstock-mq/penstock/middleware/idempotency"
-	"github.com/penstock-mq/penstock/middleware/receipts"
 	"github.com/penstock-mq/penstock/sdk"
-)
-
-const (
-	bumpCounter = `UPDATE counters SET value = value + 1 WHERE name = ?`
-	insertSeen  = `INSERT INTO seen (id, at) VALUES (?, ?) ON CONFLICT DO NOTHING`
 )
 
 // statement is one of a contender's own. All contenders of a study prepare theirs, once, as somebody does who cares for
@@ -60,7 +54,7 @@ func (s statement) close() error {
 type effect struct{ bump statement }
 
 func prepareEffect(ctx context.Context, db *sql.DB, w work) (effect, error) {
-	bump, err := newStatement(ctx, db, w, bumpCounter)
+	bump, err := newStatement(ctx, db, w, w.place.bump)
 	return effect{bump}, err
 }
 
@@ -93,11 +87,11 @@ func drain(with handlerOn) body {
 
 // middleware makes Penstock's, and prepares the effect.
 func middleware(ctx context.Context, db *sql.DB, w work, limits sdk.Limits) (*idempotency.Middleware[*sql.Tx], effect, error) {
-	store, err := receipts.NewSQLite(db, receipts.SQLiteOptions{})
+	store, err := w.place.store(db)
 	if err != nil {
 		return nil, effect{}, err
 	}
-	m, err := idempotency.New(store, idempotency.Config{Consumer: consumer, Limits: limits, BatchSize: w.batch})
+	m, err := idempotency.New(store, w.place.config(limits, w.batch))
 	if err != nil {
 		return nil, effect{}, err
 	}
@@ -159,7 +153,7 @@ type handMade struct {
 }
 
 func prepareByHand(ctx context.Context, db *sql.DB, w work) (handMade, error) {
-	insert, err := newStatement(ctx, db, w, insertSeen)
+	insert, err := newStatement(ctx, db, w, w.place.seen)
 	if err != nil {
 		return handMade{}, err
 	}

@@ -24,8 +24,8 @@ func latency(quick bool) study {
 	return study{
 		name: latencyStudy, pair: sqlitePair, window: 256, warmUp: 25, messages: 4 * rate,
 		contenders: []contender{
-			{name: watermillName, round: onSQLite(handWritten(), paced(rate, byHand))},
-			{name: penstockName, rivals: []string{watermillName}, round: onSQLite(penstock(), paced(rate, withPenstock))},
+			{name: watermillName, round: sqlite().on(handWritten(), paced(rate, byHand))},
+			{name: penstockName, rivals: []string{watermillName}, round: sqlite().on(penstock(), paced(rate, withPenstock))},
 		},
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -32,14 +34,14 @@ func loop(ctx context.Context, w work, db *sql.DB) (took time.Duration, _ []valu
 		return 0, nil, err
 	}
 	defer func() { err = errors.Join(err, h.close()) }()
-	l := looping{driver: driver, db: db, statements: h, window: max(w.window/sqliteLanes, 1)}
+	l := looping{driver: driver, db: db, statements: h, window: max(w.window/w.place.lanes, 1), sorts: w.place.lanes > 1}
 	l.batch = w.batch
 	if l.batch == 0 {
 		l.batch = loopBatch
 	}
 	l.batch = min(l.batch, l.window)
 	l.left.Store(int64(w.messages))
-	took, err = l.run(ctx, sqliteLanes)
+	took, err = l.run(ctx, w.place.lanes)
 	return took, perSecond(w.messages, took), err
 }
 
@@ -50,6 +52,7 @@ type looping struct {
 	statements handMade
 	window     int // of each source
 	batch      int
+	sorts      bool         // by counter, so that workers do not lock each other out
 	left       atomic.Int64 // messages that are not settled
 }
 
@@ -108,6 +111,11 @@ func (l *looping) apply(ctx context.Context, batch []sdk.Delivery) error {
 	tx, err := l.db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
+	}
+	if l.sorts {
+		batch = slices.SortedFunc(slices.Values(batch), func(a, b sdk.Delivery) int {
+			return strings.Compare(counterOf(a.Payload), counterOf(b.Payload))
+		})
 	}
 	bound := l.statements.in(ctx, tx)
 	for _, d := range batch {

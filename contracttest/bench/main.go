@@ -3,7 +3,7 @@
 // same machine, broker and database; every round's result is checked. docs/performance.md says how to read it.
 //
 //	main.go     flags                     broker.go      a loaded broker, a consumer
-//	studies.go  what is compared          sqlite.go      the database
+//	studies.go  what is compared          place.go, sqlite.go, servers.go: the databases
 //	runner.go   turns, medians, checks    contenders.go  handlers; loop.go: the loop by hand
 //	report.go   table and JSON            latency.go, sleeping.go, overhead.go
 //	chart.go    SVG                       display.go     progress
@@ -20,6 +20,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"syscall"
+
+	"github.com/penstock-mq/penstock/contracttest/backends"
 )
 
 const usage = `Compares Penstock with a plain Watermill handler and with a loop written by hand.
@@ -38,8 +40,20 @@ const (
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
-func run(args []string, stdout, stderr io.Writer) int {
+func run(args []string, stdout, stderr io.Writer) (code int) {
+	servers, err := backends.Open(backends.Options{})
+	if err != nil {
+		say(stderr, "bench: %v\n", err)
+		return exitUsage
+	}
+	defer func() {
+		if err := servers.Close(); err != nil {
+			say(stderr, "bench: %v\n", err)
+			code = max(code, exitFailed)
+		}
+	}()
 	opts, err := parseOptions(args)
+	opts.servers = servers
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		printUsage(stdout)
@@ -72,6 +86,7 @@ type options struct {
 	quick    bool
 	only     *regexp.Regexp
 	out      string
+	servers  *backends.Set
 }
 
 const (
@@ -86,7 +101,7 @@ func (o *options) flags() *flag.FlagSet {
 	flags.IntVar(&o.messages, "messages", 0, "how many `messages` a round of a throughput has; 0: as many as take about a second")
 	flags.BoolVar(&o.quick, "quick", false, "see that everything works, in less than a minute: one round of few messages, no numbers to go by")
 	flags.StringVar(&o.out, "o", "out", "the `folder` for bench.json and plots; the databases are in it, too, while it runs")
-	flags.Func("only", "run only the studies whose name matches this `regexp`: throughput, unprepared, batch-size, window, latency, sleeping, overhead",
+	flags.Func("only", "run only the studies whose name matches this `regexp`: throughput, unprepared, batch-size, window, latency, sleeping, overhead, postgres",
 		func(text string) (err error) {
 			o.only, err = regexp.Compile(text)
 			return err
@@ -150,6 +165,9 @@ func bench(ctx context.Context, opts options, list []study, stdout, stderr io.Wr
 	}
 	result := report{Machine: where, Rounds: opts.rounds, Quick: opts.quick, Rows: rows}
 	result.print(stdout)
+	for _, why := range r.left {
+		say(stdout, "%s\n", why)
+	}
 	file := filepath.Join(opts.out, "bench.json")
 	if err := result.write(file); err != nil {
 		return err

@@ -9,6 +9,8 @@ import (
 	"runtime"
 	"slices"
 	"time"
+
+	"github.com/penstock-mq/penstock/contracttest/backends"
 )
 
 // runner runs studies.
@@ -16,6 +18,7 @@ type runner struct {
 	opts options
 	dir  string
 	show *display
+	left []string // why studies were not run
 }
 
 // all runs studies one after the other and stops at the first error: numbers of a wrong result are worth nothing.
@@ -23,6 +26,10 @@ func (r *runner) all(ctx context.Context, list []study) ([]row, error) {
 	var rows []row
 	for _, s := range list {
 		found, err := r.study(ctx, s)
+		if missing := new(backends.Missing); errors.As(err, &missing) {
+			r.left = append(r.left, fmt.Sprintf("not run: %s: %v", s.name, missing))
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}

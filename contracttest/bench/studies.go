@@ -37,6 +37,8 @@ type work struct {
 	batch    int // 0: as usual
 	// unprepared: the contenders execute their own statements as text.
 	unprepared bool
+	// place is the database, where there is one.
+	place place
 }
 
 // outcome is what a round measured, and what it did, for the runner to check.
@@ -61,6 +63,7 @@ type value struct {
 // The contenders' names, as they are written to bench.json.
 const (
 	watermillName     = "watermill"
+	watermillManyName = "watermill-16"
 	penstockName      = "penstock"
 	penstockBatchName = "penstock-batch"
 	loopName          = "loop"
@@ -78,6 +81,7 @@ const (
 	latencyStudy    = "latency"
 	sleepingStudy   = "sleeping"
 	overheadStudy   = "overhead"
+	postgresStudy   = "postgres"
 )
 
 // studies lists what is to be run.
@@ -89,7 +93,7 @@ func studies(opts options) []study {
 	for _, window := range []int{16, 64, 256, 512, 1024} {
 		all = append(all, windows(window))
 	}
-	all = append(all, latency(opts.quick), sleeping(), overhead(), overheadTogether())
+	all = append(all, latency(opts.quick), sleeping(), overhead(), overheadTogether(), onPostgres(opts.servers))
 	var list []study
 	for _, s := range all {
 		if opts.only != nil && !opts.only.MatchString(s.name) {
@@ -139,17 +143,17 @@ func windows(window int) study {
 }
 
 func plain() contender {
-	return contender{name: watermillName, round: onSQLite(handWritten(), drain(byHand))}
+	return contender{name: watermillName, round: sqlite().on(handWritten(), drain(byHand))}
 }
 
 func withHandle(rivals ...string) contender {
-	return contender{name: penstockName, rivals: rivals, round: onSQLite(penstock(), drain(withPenstock))}
+	return contender{name: penstockName, rivals: rivals, round: sqlite().on(penstock(), drain(withPenstock))}
 }
 
 func withHandleBatch(rivals ...string) contender {
-	return contender{name: penstockBatchName, rivals: rivals, round: onSQLite(penstock(), drain(withPenstockBatch))}
+	return contender{name: penstockBatchName, rivals: rivals, round: sqlite().on(penstock(), drain(withPenstockBatch))}
 }
 
 func byLoop() contender {
-	return contender{name: loopName, round: onSQLite(handWritten(), loop)}
+	return contender{name: loopName, round: sqlite().on(handWritten(), loop)}
 }
