@@ -84,7 +84,7 @@ func imports() map[string]string {
 		"sdk": module + "sdk", "memory": module + "drivers/memory", "receipts": module + "middleware/receipts",
 		"idempotency": module + "middleware/idempotency", "contracttest": module + "contracttest",
 		"pipe": module + "contracttest/pipe", "handlertest": module + "contracttest/handlertest",
-		"backends": module + "contracttest/backends",
+		"backends": module + "contracttest/backends", "wire": module + "contracttest/wire",
 	}
 }
 
