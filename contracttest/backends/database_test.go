@@ -1,8 +1,8 @@
 package backends_test
 
 import (
-	"context"
 	"database/sql"
+	"io"
 	"testing"
 	"time"
 
@@ -22,6 +22,12 @@ func open(t *testing.T, client string, d backends.Database) *sql.DB {
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, db.Close()) })
 	return db
+}
+
+// closed closes what a test has opened.
+func closed(t *testing.T, c io.Closer) {
+	t.Helper()
+	assert.NoError(t, c.Close())
 }
 
 type kindCase struct {
@@ -70,7 +76,7 @@ func TestADatabaseForEachTest(t *testing.T) {
 			require.NoError(t, err)
 			rows, err := open(t, c.client, at).QueryContext(t.Context(), c.list)
 			require.NoError(t, err)
-			defer rows.Close()
+			defer closed(t, rows)
 			for rows.Next() {
 				var left string
 				require.NoError(t, rows.Scan(&left))
@@ -86,20 +92,19 @@ func TestPgBouncerChangesSessions(t *testing.T) {
 	db := open(t, "postgres", servers.PgBouncer(t))
 	one, err := db.Conn(t.Context())
 	require.NoError(t, err)
-	defer one.Close()
+	defer closed(t, one)
 	other, err := db.BeginTx(t.Context(), nil) // keeps one session busy
 	require.NoError(t, err)
-	defer other.Rollback()
-	pid := func(q interface {
-		QueryRowContext(context.Context, string, ...any) *sql.Row
-	}) (pid int) {
-		require.NoError(t, q.QueryRowContext(t.Context(), "SELECT pg_backend_pid()").Scan(&pid))
-		return pid
-	}
-	busy := pid(other)
-	require.NotEqual(t, busy, pid(one))
+	defer func() { _ = other.Rollback() }()
+	const query = "SELECT pg_backend_pid()"
+	var busy, pid int
+	require.NoError(t, other.QueryRowContext(t.Context(), query).Scan(&busy))
+	require.NoError(t, one.QueryRowContext(t.Context(), query).Scan(&pid))
+	require.NotEqual(t, busy, pid)
 	require.NoError(t, other.Rollback())
-	require.Eventually(t, func() bool { return pid(one) == busy }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool {
+		return one.QueryRowContext(t.Context(), query).Scan(&pid) == nil && pid == busy
+	}, 10*time.Second, time.Millisecond)
 }
 
 // What a Database says of itself.

@@ -10,7 +10,7 @@ import (
 )
 
 // MountRefused is the error of a server with a disk of its own where we may not mount one.
-type MountRefused struct{ Reason string }
+type MountRefused struct{ Reason string } //nolint:errname // like Missing
 
 // Error names the right that is missing.
 func (e *MountRefused) Error() string {

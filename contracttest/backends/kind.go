@@ -78,7 +78,7 @@ func (k Kind) install() string {
 }
 
 // Missing is the error where there is no server of a kind and none can be started.
-type Missing struct {
+type Missing struct { //nolint:errname // it reads better where it is used: a server is Missing
 	Kind Kind
 	// Tried says what was looked for and why it is not there.
 	Tried []string

@@ -21,7 +21,8 @@ func TestLocalServer(t *testing.T) {
 		"postgres": {Postgres, "pgx", []string{"CREATE ROLE postgres LOGIN"}, []string{"ALTER ROLE postgres CREATEDB"}},
 		"mysql": {
 			MySQL, "mysql",
-			[]string{"CREATE USER root@'127.0.0.1'"}, []string{"GRANT ALL ON *.* TO root@'127.0.0.1'"},
+			[]string{"CREATE USER root@'127.0.0.1'"},
+			[]string{"GRANT ALL ON *.* TO root@'127.0.0.1'"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -198,7 +198,7 @@ func freePort() (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("looking for a free port: %w", err)
 	}
-	port := l.Addr().(*net.TCPAddr).Port //nolint:errcheck // a TCP listener has one
+	port := l.Addr().(*net.TCPAddr).Port
 	return port, l.Close()
 }
 

@@ -60,7 +60,7 @@ func TestAFrozenServer(t *testing.T) {
 			db := open(t, c.client, server.TestDatabase(t))
 			conn, err := db.Conn(t.Context())
 			require.NoError(t, err)
-			defer conn.Close()
+			defer closed(t, conn)
 			answered := make(chan error, 1)
 			require.NoError(t, server.Freeze())
 			go func() { answered <- conn.PingContext(context.WithoutCancel(t.Context())) }()

@@ -141,9 +141,12 @@ func TestPostgresSkipsAfterAnError(t *testing.T) {
 		got = append(got, [3]string{m.Kind, m.Text, m.Answers})
 	}
 	assert.Equal(t, [][3]string{
-		{"ErrorResponse", "42601", "BROKEN"}, {"ReadyForQuery", "E", "BROKEN"},
-		{"CommandComplete", "ROLLBACK", "ROLLBACK"}, {"ReadyForQuery", "I", "ROLLBACK"},
-		{"CommandComplete", "COMMIT", "COMMIT"}, {"ReadyForQuery", "I", ""},
+		{"ErrorResponse", "42601", "BROKEN"},
+		{"ReadyForQuery", "E", "BROKEN"},
+		{"CommandComplete", "ROLLBACK", "ROLLBACK"},
+		{"ReadyForQuery", "I", "ROLLBACK"},
+		{"CommandComplete", "COMMIT", "COMMIT"},
+		{"ReadyForQuery", "I", ""},
 	}, got)
 }
 

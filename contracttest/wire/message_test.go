@@ -63,10 +63,10 @@ func TestStatementsHaveTheirText(t *testing.T) {
 		}[c.protocol]
 		first, err := all.through.PrepareContext(t.Context(), query)
 		require.NoError(t, err)
-		defer first.Close()
+		defer closed(t, first)
 		second, err := all.through.PrepareContext(t.Context(), "DELETE FROM a WHERE n = 5")
 		require.NoError(t, err)
-		defer second.Close()
+		defer closed(t, second)
 		h.forget()
 		for _, n := range []int{1, 2} {
 			_, err = first.ExecContext(t.Context(), n)
@@ -122,7 +122,7 @@ func TestCommitInAPipelinedBatch(t *testing.T) {
 				config.DefaultQueryExecMode = statements
 				conn, err := pgx.ConnectConfig(t.Context(), config)
 				require.NoError(t, err)
-				defer conn.Close(context.WithoutCancel(t.Context()))
+				defer func() { _ = conn.Close(context.WithoutCancel(t.Context())) }() // it was reset
 				send := func() error {
 					batch := &pgx.Batch{}
 					batch.Queue("BEGIN")

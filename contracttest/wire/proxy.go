@@ -212,7 +212,7 @@ func (p *Proxy) accept() {
 			time.Sleep(acceptPause) // too many open files, perhaps: the next one may do
 			continue
 		}
-		p.wg.Go(func() { p.serve(client.(*net.TCPConn)) }) //nolint:errcheck // a TCP listener gives such
+		p.wg.Go(func() { p.serve(client.(*net.TCPConn)) })
 	}
 }
 
@@ -233,7 +233,7 @@ func (p *Proxy) serve(client *net.TCPConn) {
 		return
 	}
 	c := &conn{
-		proxy: p, client: client, server: upstream.(*net.TCPConn), session: p.session(), done: make(chan struct{}), //nolint:errcheck // "tcp" gives such
+		proxy: p, client: client, server: upstream.(*net.TCPConn), session: p.session(), done: make(chan struct{}),
 	}
 	if !p.add(c) {
 		c.end(Finish, 0)

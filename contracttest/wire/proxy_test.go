@@ -54,6 +54,12 @@ func dial(t *testing.T, p *wire.Proxy) *net.TCPConn {
 	return c.(*net.TCPConn)
 }
 
+// closed closes what a test has opened.
+func closed(t *testing.T, c io.Closer) {
+	t.Helper()
+	assert.NoError(t, c.Close())
+}
+
 // say sends a word and reads it back.
 func say(c net.Conn, word string) error {
 	if _, err := io.WriteString(c, word); err != nil {
@@ -70,12 +76,13 @@ func say(c net.Conn, word string) error {
 }
 
 // try is say on a connection that may be reset before it is there.
-func try(p *wire.Proxy, word string) error {
+func try(t *testing.T, p *wire.Proxy, word string) error {
+	t.Helper()
 	c, err := net.Dial("tcp", p.Address())
 	if err != nil {
 		return err
 	}
-	defer c.Close()
+	defer closed(t, c)
 	return say(c, word)
 }
 
@@ -137,7 +144,7 @@ func TestRoundTrip(t *testing.T) {
 	forEachClient(t, wire.Options{RoundTrip: delay}, func(t *testing.T, _ clientCase, all *client) {
 		conn, err := all.through.Conn(t.Context())
 		require.NoError(t, err)
-		defer conn.Close()
+		defer closed(t, conn)
 		begin := time.Now()
 		for range 3 {
 			_, err := conn.ExecContext(t.Context(), "INSERT INTO a VALUES (1)")
@@ -199,7 +206,7 @@ func TestRefuse(t *testing.T) {
 	old := dial(t, p)
 	require.NoError(t, say(old, "one"))
 	undo := p.Refuse()
-	require.Error(t, try(p, "two"))
+	require.Error(t, try(t, p, "two"))
 	require.NoError(t, say(old, "three"))
 	undo()
 	require.NoError(t, say(dial(t, p), "four"))
@@ -208,7 +215,7 @@ func TestRefuse(t *testing.T) {
 // A server that is not there looks like one that does not take the connection.
 func TestServerIsAway(t *testing.T) {
 	p := wire.Test(t, wire.Options{Upstream: "127.0.0.1:1"})
-	require.Error(t, try(p, "one"))
+	require.Error(t, try(t, p, "one"))
 }
 
 func TestCut(t *testing.T) {
