@@ -51,6 +51,19 @@ func NewPostgres(db *sql.DB, opts PostgresOptions) (*Postgres, error) {
 	if db == nil {
 		return nil, errors.New("receipts: NewPostgres was given a nil *sql.DB: open one with a PostgreSQL driver")
 	}
+	return newPostgres(sqlHandle{db: db}, opts)
+}
+
+// NewPostgresOver is NewPostgres for a store that keeps its own connections, as pgxstore does: open makes a handle over them for
+// each call, and done closes that again. It has all methods of the store but Begin and Check, which such a store has of its own.
+func NewPostgresOver(open func() (db *sql.DB, done func() error), opts PostgresOptions) (*Postgres, error) {
+	if open == nil {
+		return nil, errors.New("receipts: NewPostgresOver was given a nil func")
+	}
+	return newPostgres(sqlHandle{open: open}, opts)
+}
+
+func newPostgres(handle sqlHandle, opts PostgresOptions) (*Postgres, error) {
 	prefix, err := tablePrefix(opts.TablePrefix)
 	if err != nil {
 		return nil, err
@@ -60,10 +73,9 @@ func NewPostgres(db *sql.DB, opts PostgresOptions) (*Postgres, error) {
 		return nil, err
 	}
 	s := &Postgres{q: newPgQueries(prefix), savepoints: opts.Savepoints, allowUnsafe: opts.AllowUnsafeSync}
-	s.sqlServer = newServer(sqlHandle{
-		db: db, prefix: prefix, classify: s.Classify,
-		lists: newListQueries(prefix, "NULL::bigint").dollars(), schema: newPgSchema(prefix, len(migrations)),
-	}, s, "BEGIN ISOLATION LEVEL READ COMMITTED")
+	handle.prefix, handle.classify = prefix, s.Classify
+	handle.lists, handle.schema = newListQueries(prefix, "NULL::bigint").dollars(), newPgSchema(prefix, len(migrations))
+	s.sqlServer = newServer(handle, s, "BEGIN ISOLATION LEVEL READ COMMITTED")
 	return s, nil
 }
 
@@ -119,6 +131,16 @@ func (s *Postgres) Resolve(ctx context.Context, nonce Nonce) (committed bool, er
 		}
 		return claims > 0, nil
 	})
+}
+
+// CommitRefused tells whether an error of COMMIT proves that nothing was committed. It is for stores that send COMMIT
+// themselves; any other error of it is ErrCommitUnknown.
+func (s *Postgres) CommitRefused(err error) bool { return s.notCommitted(err) }
+
+// CommitUnanswered remembers where a transaction was whose COMMIT got no answer, so that Resolve can end its session.
+func (s *Postgres) CommitUnanswered(p *PostgresSteps) {
+	pid, started, _ := p.Session()
+	s.lost.add(p.nonce, session{id: pid, started: started})
 }
 
 // kill ends a session that is still in the transaction that it was in.

@@ -23,14 +23,21 @@ const (
 // is durable, that the pool has room for two transactions at least, that the tables are there and that the role may use them.
 // It writes nothing. It returns by ctx, after 10 seconds at most where ctx has no deadline.
 func (s *Postgres) Check(ctx context.Context) (Info, error) {
+	var pool int
+	if s.db != nil {
+		pool = s.db.Stats().MaxOpenConnections
+	}
+	return s.CheckPool(ctx, pool)
+}
+
+// CheckPool is Check for a pool of the given size, 0 being unbounded.
+func (s *Postgres) CheckPool(ctx context.Context, pool int) (Info, error) {
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, checkTimeout)
 		defer cancel()
 	}
-	info := Info{
-		Dialect: "postgres", Lanes: pgLanes, Parts: s.savepoints, ClaimWait: pgClaimWait, Pool: s.db.Stats().MaxOpenConnections,
-	}
+	info := Info{Dialect: "postgres", Lanes: pgLanes, Parts: s.savepoints, ClaimWait: pgClaimWait, Pool: pool}
 	if err := s.check(ctx, &info); err != nil {
 		return Info{}, fmt.Errorf("receipts: checking the PostgreSQL handle: %w", err)
 	}
@@ -40,7 +47,7 @@ func (s *Postgres) Check(ctx context.Context) (Info, error) {
 func (s *Postgres) check(ctx context.Context, info *Info) error {
 	if info.Pool == 1 {
 		return errors.New("the pool has one connection: a transaction holds one, and finding out what became of it needs another: " +
-			"call db.SetMaxOpenConns with 2 or more, or leave it unbounded")
+			"give it 2 or more (db.SetMaxOpenConns, or pool_max_conns of pgxpool)")
 	}
 	if info.Pool > 0 {
 		info.Lanes = min(info.Lanes, info.Pool-1)

@@ -83,7 +83,7 @@ func (s *Postgres) Classify(err error) Class {
 	return class
 }
 
-// classifyPg looks at one error of a chain. client is set from the first error of a PostgreSQL client on.
+// classifyPg looks at one error of a chain. client is true from the first error of a PostgreSQL client on.
 func classifyPg(err error, client *bool) (class Class, decided bool) {
 	switch e := err.(type) { //nolint:errorlint // walkErrors takes the chain apart
 	case *classedError:
@@ -94,8 +94,11 @@ func classifyPg(err error, client *bool) (class Class, decided bool) {
 			return class, true
 		}
 	}
-	*client = *client || fromPgClient(err)
+	of := pgClientType(err)
+	*client = *client || of != ""
 	switch {
+	case of == "connLockError" && errors.Unwrap(err) != nil: // pgx: the connection is closed; without a cause it is only busy
+		return ClassOutage, true
 	case err == context.DeadlineExceeded, err == context.Canceled: //nolint:errorlint // as above
 		return ClassOther, true
 	case err == driver.ErrBadConn, err == sql.ErrConnDone: //nolint:errorlint // as above
@@ -115,13 +118,16 @@ func classifyPg(err error, client *bool) (class Class, decided bool) {
 	return ClassOther, false
 }
 
-// fromPgClient tells whether an error's type is one of a PostgreSQL client's.
-func fromPgClient(err error) bool {
+// pgClientType gives the name of an error's type, where that is one of a PostgreSQL client's.
+func pgClientType(err error) string {
 	t := reflect.TypeOf(err)
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	return strings.Contains(t.PkgPath(), "/pgx/") || strings.HasSuffix(t.PkgPath(), "/lib/pq")
+	if strings.Contains(t.PkgPath(), "/pgx/") || strings.HasSuffix(t.PkgPath(), "/lib/pq") {
+		return t.Name()
+	}
+	return ""
 }
 
 // notCommitted tells whether an error of COMMIT proves that nothing was committed: the server said so. A FATAL one may come
@@ -129,7 +135,7 @@ func fromPgClient(err error) bool {
 func (s *Postgres) notCommitted(err error) bool {
 	code, ok := sqlState(err)
 	if !ok {
-		return false
+		return neverSent(err)
 	}
 	switch code {
 	case pgUnknownStatement, pgIdleTimeout, pgTxTimeout:
@@ -143,6 +149,16 @@ func (s *Postgres) notCommitted(err error) bool {
 	default:
 		return false
 	}
+}
+
+// neverSent tells whether the client knows that nothing reached the server. pgx has a method for it.
+func neverSent(err error) (never bool) {
+	walkErrors(err, func(e error) bool {
+		s, ok := e.(interface{ SafeToRetry() bool }) //nolint:errorlint // walkErrors takes the chain apart
+		never = ok && s.SafeToRetry()
+		return !never
+	})
+	return never
 }
 
 func (s *Postgres) hasEnded(err error) bool {

@@ -16,7 +16,9 @@ const defaultPrefix = "penstock_"
 
 // sqlHandle is a store's handle of a database, with what is the same in every dialect. A dialect's store embeds it.
 type sqlHandle struct {
-	db     *sql.DB
+	db *sql.DB
+	// open, where it is set, makes a handle for one call, and what closes it; there is no db then.
+	open   func() (db *sql.DB, done func() error)
 	prefix string
 	lists  listQueries
 	schema schemaQueries
@@ -38,6 +40,23 @@ func tablePrefix(prefix string) (string, error) {
 			prefix)
 	}
 	return prefix, nil
+}
+
+// borrow takes a connection for one call of the store. giveBack is called once, after the last use.
+func (h *sqlHandle) borrow(ctx context.Context) (conn *sql.Conn, giveBack func(), err error) {
+	if h.open == nil {
+		if conn, err = h.conn(ctx); err != nil {
+			return nil, nil, err
+		}
+		return conn, func() { _ = conn.Close() }, nil
+	}
+	db, done := h.open()
+	own := sqlHandle{db: db}
+	if conn, err = own.conn(ctx); err != nil {
+		_ = done()
+		return nil, nil, err
+	}
+	return conn, func() { _ = conn.Close(); _ = done() }, nil
 }
 
 // conn takes a connection out of the pool. A deadline that passes meanwhile means that the pool is exhausted, or that the
@@ -69,11 +88,11 @@ func again(f func() error) error {
 // read runs f, which only reads, with a connection of its own. f may run more than once.
 func (h *sqlHandle) read(ctx context.Context, f func(conn *sql.Conn) error) error {
 	return again(func() error {
-		conn, err := h.conn(ctx)
+		conn, giveBack, err := h.borrow(ctx)
 		if err != nil {
 			return err
 		}
-		defer func() { _ = conn.Close() }()
+		defer giveBack()
 		return f(conn)
 	})
 }

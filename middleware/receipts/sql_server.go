@@ -167,11 +167,11 @@ func (s *sqlServer) write(ctx context.Context, f func(ctx context.Context, conn 
 }
 
 func (s *sqlServer) writeOnce(ctx context.Context, f func(ctx context.Context, conn *sql.Conn) error) error {
-	conn, err := s.conn(ctx)
+	conn, giveBack, err := s.borrow(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }()
+	defer giveBack()
 	if _, err := conn.ExecContext(ctx, s.begin); err != nil {
 		discard(conn) // it may have begun
 		return err
