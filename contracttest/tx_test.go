@@ -4,16 +4,8 @@ import (
 	"database/sql"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/penstock-mq/penstock/contracttest"
 )
-
-// TestMain turns this binary into the consumer of a kill clause where one has started it.
-func TestMain(m *testing.M) {
-	contracttest.TxChild(txStores()...)
-	goleak.VerifyTestMain(m)
-}
 
 // txStores are the store harnesses that a child process may be asked for.
 func txStores() []contracttest.StoreHarness[*sql.Tx] {

@@ -55,9 +55,10 @@ func (f *pgFlow) claim(ctx context.Context, claims []Claim) ([]ClaimResult, erro
 	return call.Results()
 }
 
-// waited says of a claim that the end of its time cut off that it waited for others: it does nothing else for that long.
+// waited says of a claim that was cut off, by the server or by ctx, that it waited for others: it does nothing else for long.
 func (f *pgFlow) waited(ctx context.Context, err error) error {
-	if code, ok := sqlState(err); ok && code == pgQueryCanceled && !f.t.isExpired() {
+	code, _ := sqlState(err)
+	if (code == pgQueryCanceled || ctx.Err() != nil) && !f.t.isExpired() {
 		return &classedError{class: ClassContention, what: "waiting for other transactions", err: err}
 	}
 	return err

@@ -265,7 +265,7 @@ func (t *sqlTx) unknown(cause error) error {
 
 // Rollback undoes the transaction and gives its connection back. Where that takes longer than ctx, because a handler's
 // statement still runs or the server does not answer, it returns by ctx with the context's error, and the session is ended. An
-// error that is an outage for Classify says that the connection was lost before.
+// error that is an outage for Classify says that the connection was lost, which no earlier call has said.
 func (t *sqlTx) Rollback(ctx context.Context) error {
 	result := make(chan error, 1)
 	if _, ok := t.take(); ok {
@@ -288,7 +288,7 @@ func (t *sqlTx) Rollback(ctx context.Context) error {
 }
 
 func (t *sqlTx) undone(err error) error {
-	if err == nil || errors.Is(err, sql.ErrTxDone) || t.s.dialect.hasEnded(err) {
+	if err == nil || t.broken != nil || errors.Is(err, sql.ErrTxDone) || t.s.dialect.hasEnded(err) {
 		return nil
 	}
 	return fmt.Errorf("receipts: rollback of transaction %s: %w", t.nonce,

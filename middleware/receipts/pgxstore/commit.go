@@ -118,7 +118,7 @@ func (t *transaction) closedRows() error {
 }
 
 // Rollback undoes the transaction and gives its connection back. Where a statement of the handler runs for longer than ctx it
-// is cut off, with the connection. An error that is an outage for Classify says that the connection was lost before.
+// is cut off, with the connection. An error that is an outage for Classify says that the connection was lost, which no earlier call has said.
 func (t *transaction) Rollback(ctx context.Context) error {
 	var lost error
 	if t.life.take() {
@@ -145,7 +145,7 @@ func (t *transaction) Rollback(ctx context.Context) error {
 // rollback is called with use held, and releases it.
 func (t *transaction) rollback() error {
 	defer t.use.Unlock()
-	lost := t.begun && t.conn.Conn().IsClosed()
+	lost := t.begun && t.broken == nil && t.conn.Conn().IsClosed()
 	t.giveBack()
 	if !lost {
 		return nil

@@ -169,10 +169,14 @@ func (t *transaction) claim(ctx context.Context, claims []receipts.Claim) ([]rec
 			err = t.send(late, inserts, read)
 		}
 		if err == nil {
-			return t.look(late, call)
+			results, err := t.look(late, call)
+			if err != nil {
+				return nil, t.waited(ctx, err)
+			}
+			return results, nil
 		}
 		if !first || attempt == deadConnections || !t.conn.Conn().IsClosed() || ctx.Err() != nil {
-			return nil, waited(err)
+			return nil, t.waited(ctx, err)
 		}
 		// The pool's connection was dead, and what was sent on it has gone with it.
 		t.begun = false
@@ -212,15 +216,16 @@ func (t *transaction) look(ctx context.Context, call *receipts.PostgresClaims) (
 		return nil
 	})
 	if err != nil {
-		return nil, waited(err)
+		return nil, err
 	}
 	return call.Results()
 }
 
-// waited says of a claim that the end of its time cut off that it waited for others: it does nothing else for that long.
-func waited(err error) error {
+// waited says of a claim that was cut off, by the server or by ctx, that it waited for others: it does nothing else for long.
+func (t *transaction) waited(ctx context.Context, err error) error {
 	var server *pgconn.PgError
-	if errors.As(err, &server) && server.Code == queryCanceled {
+	canceled := errors.As(err, &server) && server.Code == queryCanceled
+	if (canceled || ctx.Err() != nil) && !t.life.isExpired() {
 		return &classedError{class: receipts.ClassContention, what: "waiting for other transactions", err: err}
 	}
 	return err

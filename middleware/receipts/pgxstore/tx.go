@@ -26,9 +26,18 @@ var _ pgx.Tx = (*Tx)(nil)
 
 // Queue sends a statement later, with others: with the next statement that needs an answer, or with COMMIT. Its error, if it has
 // one, then makes this message fail, as if the handler had returned it; other messages are not harmed. The arguments must not be
-// changed any more. It blocks for nothing and costs no round trip. After the transaction's end it does nothing.
+// changed any more. It blocks for nothing and costs no round trip. Once the transaction cannot be committed any more it does
+// nothing: see Err.
 func (x *Tx) Queue(sql string, args ...any) {
 	x.t.queue.push(sql, args)
+}
+
+// Err is nil while the transaction is open and in order, as far as that is known without asking the server. It is
+// receipts.ErrBudgetEnded once the budget has ended it.
+func (x *Tx) Err() error {
+	x.t.use.Lock()
+	defer x.t.use.Unlock()
+	return x.t.usable()
 }
 
 // Conn gives the connection, for what is not a statement, such as its type map.
