@@ -75,7 +75,7 @@ func newPostgres(handle sqlHandle, opts PostgresOptions) (*Postgres, error) {
 	s := &Postgres{q: newPgQueries(prefix), savepoints: opts.Savepoints, allowUnsafe: opts.AllowUnsafeSync}
 	handle.prefix, handle.classify = prefix, s.Classify
 	handle.lists, handle.schema = newListQueries(prefix, "NULL::bigint").dollars(), newPgSchema(prefix, len(migrations))
-	s.sqlServer = newServer(handle, s, "BEGIN ISOLATION LEVEL READ COMMITTED")
+	s.sqlServer = newServer(handle, s, sql.LevelReadCommitted, "BEGIN ISOLATION LEVEL READ COMMITTED")
 	return s, nil
 }
 

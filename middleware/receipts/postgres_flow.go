@@ -18,6 +18,9 @@ func (s *Postgres) flow(t *sqlTx, opts TxOptions) sqlFlow {
 	return &pgFlow{t: t, steps: newSteps(s.q, t.nonce, opts), opts: opts}
 }
 
+// ready has nothing to do: BEGIN says all.
+func (f *pgFlow) ready(context.Context) error { return nil }
+
 // open sends text without values: with them lib/pq needs two round trips, and for this one no client prepares anything.
 func (f *pgFlow) open(ctx context.Context) error {
 	bounds := f.steps.Bounds()

@@ -16,6 +16,8 @@ import (
 type sqlServer struct {
 	sqlHandle
 	dialect serverDialect
+	// isolation is what BeginTx is asked for; LevelDefault where ready has seen to it.
+	isolation sql.IsolationLevel
 	// begin is the statement of a transaction of the store itself.
 	begin string
 	lost  lostCommits
@@ -38,6 +40,8 @@ type serverDialect interface {
 
 // sqlFlow is what a dialect does inside one transaction. Its errors are the database's, without words around them.
 type sqlFlow interface {
+	// ready makes the session ready, before BEGIN. Where it fails the connection is closed.
+	ready(ctx context.Context) error
 	// open sets the transaction's bounds, right after BEGIN.
 	open(ctx context.Context) error
 	claim(ctx context.Context, claims []Claim) ([]ClaimResult, error)
@@ -101,8 +105,8 @@ func (l *lostCommits) forget(n Nonce) {
 }
 
 // newServer makes the shared part. handle.classify is set by the caller.
-func newServer(handle sqlHandle, dialect serverDialect, begin string) sqlServer {
-	return sqlServer{sqlHandle: handle, dialect: dialect, begin: begin, part: "penstock_part_" + rand.Text()}
+func newServer(handle sqlHandle, dialect serverDialect, isolation sql.IsolationLevel, begin string) sqlServer {
+	return sqlServer{sqlHandle: handle, dialect: dialect, isolation: isolation, begin: begin, part: "penstock_part_" + rand.Text()}
 }
 
 const (
@@ -142,7 +146,10 @@ func (s *sqlServer) beginOnce(ctx context.Context, opts TxOptions) (*sqlTx, erro
 	}
 	t.flow = s.dialect.flow(t, opts)
 	stop, err := await(ctx, func(ctx context.Context) (err error) {
-		if t.tx, err = conn.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted}); err != nil {
+		if err = t.flow.ready(ctx); err != nil {
+			return err
+		}
+		if t.tx, err = conn.BeginTx(ctx, &sql.TxOptions{Isolation: s.isolation}); err != nil {
 			return err
 		}
 		return t.flow.open(ctx)

@@ -342,6 +342,9 @@ func (t *sqlTx) kill() {
 func (t *sqlTx) giveBack(ended error) {
 	if badConn(ended) || !t.clean(ended) {
 		discard(t.conn)
+		if f, ok := t.flow.(interface{ discarded() }); ok {
+			f.discarded()
+		}
 	}
 	_ = t.conn.Close()
 	if t.stop != nil {

@@ -1,0 +1,342 @@
+package contracttest_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/penstock-mq/penstock/contracttest"
+	"github.com/penstock-mq/penstock/contracttest/backends"
+	"github.com/penstock-mq/penstock/contracttest/lossydb"
+	"github.com/penstock-mq/penstock/middleware/receipts"
+)
+
+func TestStoreMariaDB(t *testing.T) { contracttest.RunStore(t, onMySQL(t, "mariadb", backends.MySQL)) }
+
+// TestStoreMySQL8 runs where PENSTOCK_MYSQL8_URL names a server.
+func TestStoreMySQL8(t *testing.T) { contracttest.RunStore(t, onMySQL(t, "mysql8", backends.MySQL8)) }
+
+// mysqlPool is the most connections of one handle.
+const mysqlPool = 9
+
+// mysqlVariable hands the address of the server down to child processes.
+func mysqlVariable(name string) string { return "PENSTOCK_CONTRACTTEST_" + strings.ToUpper(name) }
+
+// onMySQL is a harness on the server of a kind, where each folder has a database of its own. They are dropped with the test.
+func onMySQL(t *testing.T, name string, kind backends.Kind) contracttest.StoreHarness[*sql.Tx] {
+	t.Helper()
+	at := servers.TestDatabase(t, kind)
+	t.Setenv(mysqlVariable(name), at.DSN())
+	s := mysqlHarness(name)
+	made := map[string]bool{}
+	var mu sync.Mutex
+	note := func(dir string) {
+		mu.Lock()
+		defer mu.Unlock()
+		made[mysqlName(dir)] = true
+	}
+	for _, open := range []*func(context.Context, string) (contracttest.Database[*sql.Tx], error){&s.Open, &s.Empty} {
+		inner := *open
+		*open = func(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], error) {
+			note(dir)
+			return inner(ctx, dir)
+		}
+	}
+	t.Cleanup(func() {
+		db, err := mysqlOpen(mysqlServer{name: name}, "")
+		must(t, err)
+		defer func() { must(t, db.Close()) }()
+		for name := range made {
+			_, err := db.ExecContext(context.Background(), "DROP DATABASE IF EXISTS "+name)
+			must(t, err)
+		}
+	})
+	return s
+}
+
+// mysqlName is the name of a folder's database, the same in every process.
+func mysqlName(dir string) string {
+	sum := sha256.Sum256([]byte(dir))
+	return "penstock_test_" + hex.EncodeToString(sum[:8])
+}
+
+// mysqlServer is found by the variable.
+type mysqlServer struct{ name string }
+
+// config is that of a folder's database; "" is none.
+func (s mysqlServer) config(dir string) (*mysql.Config, error) {
+	config, err := mysql.ParseDSN(os.Getenv(mysqlVariable(s.name)))
+	if err != nil {
+		return nil, fmt.Errorf("%s is not a DSN", mysqlVariable(s.name))
+	}
+	config.Logger = &mysql.NopLogger{} // lost connections are what the tests are about
+	config.DBName = ""
+	if dir != "" {
+		config.DBName = mysqlName(dir)
+	}
+	return config, nil
+}
+
+func mysqlOpen(s mysqlServer, dir string) (*sql.DB, error) {
+	config, err := s.config(dir)
+	if err != nil {
+		return nil, err
+	}
+	connector, err := mysql.NewConnector(config)
+	if err != nil {
+		return nil, err
+	}
+	return mysqlPooled(sql.OpenDB(connector)), nil
+}
+
+func mysqlPooled(db *sql.DB) *sql.DB {
+	db.SetMaxOpenConns(mysqlPool)
+	db.SetMaxIdleConns(mysqlPool)
+	return db
+}
+
+// create makes the folder's database.
+func (s mysqlServer) create(ctx context.Context, dir string) error {
+	db, err := mysqlOpen(s, "")
+	if err != nil {
+		return err
+	}
+	_, err = db.ExecContext(ctx, "CREATE DATABASE IF NOT EXISTS "+mysqlName(dir)+" CHARACTER SET utf8mb4")
+	return errors.Join(err, db.Close())
+}
+
+// mysqlHarness is all that the clauses need of a store on a server that a variable names.
+func mysqlHarness(name string) contracttest.StoreHarness[*sql.Tx] {
+	s := mysqlServer{name: name}
+	return contracttest.StoreHarness[*sql.Tx]{
+		Name: name,
+		Open: func(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], error) {
+			if err := s.create(ctx, dir); err != nil {
+				return contracttest.Database[*sql.Tx]{}, err
+			}
+			db, err := mysqlOpen(s, dir)
+			if err != nil {
+				return contracttest.Database[*sql.Tx]{}, err
+			}
+			return mysqlDatabase(ctx, db)
+		},
+		Empty: func(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], error) {
+			if err := s.create(ctx, dir); err != nil {
+				return contracttest.Database[*sql.Tx]{}, err
+			}
+			db, err := mysqlOpen(s, dir)
+			if err != nil {
+				return contracttest.Database[*sql.Tx]{}, err
+			}
+			store, err := receipts.NewMySQL(db, receipts.MySQLOptions{})
+			return contracttest.Database[*sql.Tx]{Store: store, Close: db.Close}, err
+		},
+		Apply: func(ctx context.Context, tx *sql.Tx, counter string, by int64) error {
+			_, err := tx.ExecContext(ctx, `INSERT INTO counters (name, n) VALUES (?, ?) ON DUPLICATE KEY UPDATE n = n + ?`, counter, by, by)
+			return err
+		},
+		Read: func(ctx context.Context, tx *sql.Tx, counter string) (n int64, err error) {
+			err = tx.QueryRowContext(ctx, `SELECT n FROM counters WHERE name = ? FOR UPDATE`, counter).Scan(&n)
+			if errors.Is(err, sql.ErrNoRows) {
+				err = nil
+			}
+			return n, err
+		},
+		End:     endSQL,
+		Violate: execute("INSERT INTO counters (name, n) VALUES ('violated', NULL)"),
+		Errors: map[string]func(ctx context.Context, tx *sql.Tx) error{
+			"deadlock":      s.deadlock,
+			"lock wait":     s.lockWait,
+			"DDL":           ddl,
+			"cut statement": cutStatement,
+		},
+		Kill: func(ctx context.Context, tx *sql.Tx) error { return s.kill(ctx, tx) },
+		OpenFaulty: func(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], contracttest.DatabaseFaults, error) {
+			config, err := s.config(dir)
+			if err != nil {
+				return contracttest.Database[*sql.Tx]{}, contracttest.DatabaseFaults{}, err
+			}
+			connector, err := mysql.NewConnector(config)
+			if err != nil {
+				return contracttest.Database[*sql.Tx]{}, contracttest.DatabaseFaults{}, err
+			}
+			c := lossydb.New(connector)
+			handle := mysqlPooled(c.DB())
+			db, err := mysqlDatabase(ctx, handle)
+			return db, mysqlFaults(c, handle), err
+		},
+	}
+}
+
+// mysqlDatabase makes the tables and the store.
+func mysqlDatabase(ctx context.Context, db *sql.DB) (contracttest.Database[*sql.Tx], error) {
+	store, err := receipts.NewMySQL(db, receipts.MySQLOptions{})
+	if err == nil {
+		err = store.Migrate(ctx)
+	}
+	if err == nil {
+		_, err = db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS counters (name VARBINARY(512) PRIMARY KEY, n BIGINT NOT NULL) ENGINE = InnoDB`)
+	}
+	if err != nil {
+		return contracttest.Database[*sql.Tx]{}, errors.Join(err, db.Close())
+	}
+	return contracttest.Database[*sql.Tx]{
+		Store: store, Close: db.Close,
+		Effects: func(ctx context.Context) (map[string]int64, error) { return readCounters(ctx, db) },
+	}, nil
+}
+
+// ddl executes a statement that commits, and then one that fails, whose error it returns.
+func ddl(ctx context.Context, tx *sql.Tx) error {
+	if _, err := tx.ExecContext(ctx, "CREATE TABLE IF NOT EXISTS made_by_a_handler (n INT) ENGINE = InnoDB"); err != nil {
+		return err
+	}
+	return execute("CREATE TABLE made_by_a_handler (n INT)")(ctx, tx)
+}
+
+// cutStatement has a statement cut off by a context of its own, which closes the connection.
+func cutStatement(ctx context.Context, tx *sql.Tx) error {
+	ctx, cancel := context.WithTimeout(ctx, 50_000_000)
+	defer cancel()
+	_, err := tx.ExecContext(ctx, "DO sleep(5)")
+	return err
+}
+
+// deadlock makes the transaction the victim of a deadlock: the other one has changed more, so that it is the dearer one.
+func (s mysqlServer) deadlock(ctx context.Context, tx *sql.Tx) error {
+	return s.against(ctx, tx, func(other *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO counters (name, n) VALUES ('deadlock a', 0) ON DUPLICATE KEY UPDATE n = 0`); err != nil {
+			return err
+		}
+		for i := range 500 {
+			if _, err := other.ExecContext(ctx, `INSERT INTO counters (name, n) VALUES (?, 1) ON DUPLICATE KEY UPDATE n = 1`,
+				fmt.Sprint("deadlock ", i)); err != nil {
+				return err
+			}
+		}
+		if _, err := other.ExecContext(ctx, `INSERT INTO counters (name, n) VALUES ('deadlock b', 0) ON DUPLICATE KEY UPDATE n = 0`); err != nil {
+			return err
+		}
+		waits := make(chan error, 1)
+		go func() {
+			_, err := other.ExecContext(ctx, `UPDATE counters SET n = 0 WHERE name = 'deadlock a'`)
+			waits <- err
+		}()
+		_, err := tx.ExecContext(ctx, `UPDATE counters SET n = 0 WHERE name = 'deadlock b'`)
+		return errors.Join(err, <-waits)
+	})
+}
+
+// lockWait has a statement wait for too long: it fails, the transaction goes on.
+func (s mysqlServer) lockWait(ctx context.Context, tx *sql.Tx) error {
+	return s.against(ctx, tx, func(other *sql.Tx) error {
+		if _, err := other.ExecContext(ctx, `INSERT INTO counters (name, n) VALUES ('locked', 0) ON DUPLICATE KEY UPDATE n = 0`); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, `SET innodb_lock_wait_timeout = 1`); err != nil {
+			return err
+		}
+		_, err := tx.ExecContext(ctx, `INSERT INTO counters (name, n) VALUES ('locked', 0) ON DUPLICATE KEY UPDATE n = 1`)
+		return err
+	})
+}
+
+// against runs f with another transaction in the same database, which is rolled back.
+func (s mysqlServer) against(ctx context.Context, tx *sql.Tx, f func(other *sql.Tx) error) (err error) {
+	var name string
+	if err := tx.QueryRowContext(ctx, "SELECT database()").Scan(&name); err != nil {
+		return err
+	}
+	config, err := s.config("")
+	if err != nil {
+		return err
+	}
+	config.DBName = name
+	connector, err := mysql.NewConnector(config)
+	if err != nil {
+		return err
+	}
+	db := sql.OpenDB(connector)
+	defer func() { err = errors.Join(err, db.Close()) }()
+	other, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	err = f(other)
+	_ = other.Rollback()
+	return err
+}
+
+// kill ends the session of a transaction, and waits until it is gone.
+func (s mysqlServer) kill(ctx context.Context, tx *sql.Tx) error {
+	var id int64
+	if err := tx.QueryRowContext(ctx, "SELECT connection_id()").Scan(&id); err != nil {
+		return err
+	}
+	db, err := mysqlOpen(s, "")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = db.Close() }()
+	if _, err := db.ExecContext(ctx, fmt.Sprintf("KILL %d", id)); err != nil {
+		return err
+	}
+	for {
+		var n int
+		err := db.QueryRowContext(ctx, "SELECT count(*) FROM information_schema.processlist WHERE id = ?", id).Scan(&n)
+		if err != nil || n == 0 {
+			return err
+		}
+	}
+}
+
+func mysqlFaults(c *lossydb.Connector, db *sql.DB) contracttest.DatabaseFaults {
+	return contracttest.DatabaseFaults{
+		LoseCommit: func(forwarded, asBadConn bool) func() int {
+			err := lossydb.ErrNoCode
+			if asBadConn {
+				err = nil
+			}
+			if forwarded {
+				return c.LoseCommitAnswer(1, err).Fired
+			}
+			return c.DropCommit(1, err).Fired
+		},
+		Outages: map[string]outage{
+			"stopped": func(context.Context) (func(), func() int, error) { return c.Back, c.Outage(nil).Fired, nil },
+			"full": func(context.Context) (func(), func() int, error) {
+				f := c.FailStatement("INSERT INTO", 0, &mysql.MySQLError{Number: 1114, Message: "The table is full"})
+				return f.Stop, f.Fired, nil
+			},
+			"read-only": func(context.Context) (func(), func() int, error) {
+				f := c.FailStatement("INSERT INTO", 0, &mysql.MySQLError{Number: 1290, Message: "--read-only"})
+				return f.Stop, f.Fired, nil
+			},
+			"too many connections": func(context.Context) (func(), func() int, error) {
+				f := c.FailBegin(0, &mysql.MySQLError{Number: 1040, Message: "Too many connections"})
+				return f.Stop, f.Fired, nil
+			},
+			"pool exhausted": func(ctx context.Context) (func(), func() int, error) {
+				var conns []*sql.Conn
+				for range mysqlPool {
+					conn, err := db.Conn(ctx)
+					if err != nil {
+						giveAll(conns)
+						return nil, nil, err
+					}
+					conns = append(conns, conn)
+				}
+				return sync.OnceFunc(func() { giveAll(conns) }), func() int { return len(conns) }, nil
+			},
+		},
+	}
+}
