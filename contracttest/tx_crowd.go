@@ -34,6 +34,9 @@ type plug struct {
 // crowdWindow is the window of a crowd, where the clause does not ask for one.
 const crowdWindow = 16
 
+// longBatch is a BatchTime that no handlers of a clause use up, however slow the machine, below the usual budget.
+const longBatch = 9 * time.Second
+
 // crowd starts one. It adds to the plan what makes batches predictable.
 func (e *txEnv[T]) crowd(ctx context.Context, p plan[T]) (*crowd[T], error) {
 	c := &crowd[T]{ledger: &ledger{}, plugs: map[string]*plug{}}
@@ -44,7 +47,7 @@ func (e *txEnv[T]) crowd(ctx context.Context, p plan[T]) (*crowd[T], error) {
 		p.config.Lanes = 1
 	}
 	if p.config.BatchTime == 0 {
-		p.config.BatchTime = time.Minute // however slow the machine
+		p.config.BatchTime = longBatch
 	}
 	own := p.wrap
 	p.wrap = func(s receipts.Store[T]) receipts.Store[T] {
