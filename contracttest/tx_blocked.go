@@ -32,6 +32,7 @@ const (
 	heldBatch  = 256
 	heldFor    = 5 * time.Second
 	heldOthers = time.Second
+	heldLease  = 5 * time.Minute // so many messages share a batch only where it may take long
 )
 
 // lanesLack tells why a clause about several lanes cannot run; empty: it can.
@@ -49,7 +50,9 @@ func lanesLack[T any](ctx context.Context, store receipts.Store[T]) (string, err
 // heldElsewhere has another transaction, beside the consumer, claim one of a batch and stay open.
 func heldElsewhere[T any](ctx context.Context, e *txEnv[T]) error {
 	same := func(*message.Message) []byte { return []byte("all the same") }
-	c, err := e.crowd(ctx, plan[T]{window: heldBatch + 1, config: idempotency.Config{BatchSize: heldBatch, Fingerprint: same}})
+	c, err := e.crowd(ctx, plan[T]{window: heldBatch + 1, lease: heldLease, config: idempotency.Config{
+		BatchSize: heldBatch, Fingerprint: same, BatchTime: heldLease / 3, TxBudget: heldLease / 2,
+	}})
 	if err != nil {
 		return err
 	}

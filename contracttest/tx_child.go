@@ -103,7 +103,9 @@ func runChild[T any](p childPlan, s StoreHarness[T]) error {
 	started := make(chan *consumer[T], 1)
 	c, err := e.consume(ctx, plan[T]{
 		window: p.Window,
-		config: idempotency.Config{Guarantee: p.Guarantee, Lanes: min(p.Crowd, 1), BatchTime: longBatch},
+		config: idempotency.Config{
+			Guarantee: p.Guarantee, Lanes: min(p.Crowd, 1), BatchTime: crowdTime, TxBudget: crowdBudget,
+		},
 		handle: e.crowded(p.Crowd, started, e.ending(p.How, death)),
 		wrap:   func(s receipts.Store[T]) receipts.Store[T] { return mortalStore[T]{Store: s, p: death} },
 	})

@@ -34,8 +34,12 @@ type plug struct {
 // crowdWindow is the window of a crowd, where the clause does not ask for one.
 const crowdWindow = 16
 
-// longBatch is a BatchTime that no handlers of a clause use up, however slow the machine, below the usual budget.
-const longBatch = 9 * time.Second
+// crowdTime is how long the handlers of a batch may run, however slow the machine, and crowdBudget its transaction. Both are
+// far more than they take, because the plug, which takes long, counts as one of them.
+const (
+	crowdTime   = sdk.DefaultLease * 2 / 3
+	crowdBudget = sdk.DefaultLease * 5 / 6
+)
 
 // crowd starts one. It adds to the plan what makes batches predictable.
 func (e *txEnv[T]) crowd(ctx context.Context, p plan[T]) (*crowd[T], error) {
@@ -46,8 +50,8 @@ func (e *txEnv[T]) crowd(ctx context.Context, p plan[T]) (*crowd[T], error) {
 	if p.config.Lanes == 0 {
 		p.config.Lanes = 1
 	}
-	if p.config.BatchTime == 0 {
-		p.config.BatchTime = longBatch
+	if p.config.BatchTime == 0 && p.config.TxBudget == 0 {
+		p.config.BatchTime, p.config.TxBudget = crowdTime, crowdBudget
 	}
 	own := p.wrap
 	p.wrap = func(s receipts.Store[T]) receipts.Store[T] {

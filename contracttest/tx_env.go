@@ -84,8 +84,9 @@ type plan[T any] struct {
 	to      string
 	// together, where set, is the handler in place of handle, for HandleBatch.
 	together func(ctx context.Context, tx T, msgs []*message.Message) error
-	group    string // the clause's
-	window   int    // 8
+	group    string        // the clause's
+	window   int           // 8
+	lease    time.Duration // the engine's
 	config   idempotency.Config
 	backoff  sdk.Backoff                               // 20 ms to 80 ms
 	db       *Database[T]                              // a handle of its own
@@ -191,6 +192,7 @@ func (e *txEnv[T]) wrapped(s receipts.Store[T], own func(receipts.Store[T]) rece
 // subscribe makes the engine's subscriber over the watched driver for one group; empty: the plan's, or the clause's.
 func (c *consumer[T]) subscribe(group string) (*sdk.Subscriber, error) {
 	cfg := subscriberConfig(cmp.Or(group, c.p.group, c.e.group), c.p.window, c.p.backoff)
+	cfg.Lease = c.p.lease
 	sub, err := sdk.NewSubscriber(c.e.w, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("making the subscriber of %s: %w", cfg.Group, err)
