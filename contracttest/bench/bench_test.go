@@ -89,12 +89,27 @@ func TestQuickRunWritesAllItPromises(t *testing.T) {
 		"sleeping watermill msg/s ": 1, "sleeping penstock msg/s watermill": 1,
 		"overhead penstock ns ": 2, "overhead penstock count ": 2, "overhead penstock bytes ": 2,
 	}
-	if strings.Contains(stdout.String(), "not run: postgres") {
-		assert.NotEqual(t, "all", os.Getenv("PENSTOCK_REQUIRE"), stdout.String())
-	} else {
-		for _, plain := range []string{"watermill", "watermill-16", "loop"} {
-			want["postgres "+plain+" msg/s "] = 1
-			want["postgres penstock msg/s "+plain], want["postgres penstock-batch msg/s "+plain] = 1, 1
+	for study, rows := range map[string][]string{
+		"postgres": serverRows(), "mariadb": serverRows(),
+		"pgx": {
+			"penstock", "penstock-queued/penstock", "penstock-queued/pipelined-loop",
+			"penstock-queued-batch/penstock", "penstock-queued-batch/pipelined-loop", "pipelined-loop",
+		},
+		"distance": {
+			"watermill-16", "penstock/watermill-16", "penstock/loop", "penstock-queued/watermill-16", "penstock-queued/loop",
+			"penstock-queued/pipelined-loop", "loop", "pipelined-loop",
+		},
+	} {
+		if strings.Contains(stdout.String(), "not run: "+study) {
+			assert.NotEqual(t, "all", os.Getenv("PENSTOCK_REQUIRE"), stdout.String())
+			continue
+		}
+		for _, row := range rows {
+			contender, rival, _ := strings.Cut(row, "/")
+			want[study+" "+contender+" msg/s "+rival] = 1
+			if study == "distance" {
+				want[study+" "+contender+" msg/s "+rival] = 2
+			}
 		}
 	}
 	assert.Equal(t, want, found)
@@ -103,6 +118,14 @@ func TestQuickRunWritesAllItPromises(t *testing.T) {
 		assert.Contains(t, stdout.String(), r.Metric)
 	}
 	assertFolder(t, out, "bench.json", "throughput-batch.svg", "throughput-window.svg")
+}
+
+func serverRows() []string {
+	rows := []string{"watermill", "watermill-16", "loop"}
+	for _, plain := range []string{"watermill", "watermill-16", "loop"} {
+		rows = append(rows, "penstock/"+plain, "penstock-batch/"+plain)
+	}
+	return rows
 }
 
 // assertFolder finds exactly these files: what was temporary is gone.
@@ -304,7 +327,7 @@ func TestLoopOnSeveralConnections(t *testing.T) {
 		h, err := prepareByHand(ctx, db, w)
 		require.NoError(t, err)
 		defer func() { assert.NoError(t, h.close()) }()
-		l := looping{driver: driver, db: db, statements: h, window: 16, batch: 8}
+		l := looping{driver: driver, apply: h.applyAll(db), window: 16, batch: 8, sorts: true}
 		l.left.Store(int64(w.messages))
 		took, err := l.run(ctx, 3)
 		return took, nil, err
@@ -468,7 +491,7 @@ func TestContendersHaveTheirColours(t *testing.T) {
 			seen[colour(c.name)] = c.name
 		}
 	}
-	assert.Len(t, seen, 5)
+	assert.Len(t, seen, 8)
 	dir := t.TempDir()
 	point := func(study, name string, window, batch int) row {
 		return row{Study: study, Contender: name, Window: window, Batch: batch, Median: 2, Min: 1, Max: 3}

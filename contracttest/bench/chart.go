@@ -92,6 +92,12 @@ func colour(name string) string {
 		return "#56b4e9"
 	case loopName:
 		return "#009e73"
+	case queuedName:
+		return "#e69f00"
+	case queuedBatchName:
+		return "#999999"
+	case pipelineName:
+		return "#000000"
 	default:
 		return "#cc79a7"
 	}

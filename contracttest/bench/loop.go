@@ -21,39 +21,43 @@ const loopBatch = 256
 // transaction, commits, settles, and begins again. There are as many connections as Penstock has lanes, each with a
 // source of its own.
 func loop(ctx context.Context, w work, db *sql.DB) (took time.Duration, _ []value, err error) {
-	driver, err := openBroker(ctx, w.messages)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer func() { err = errors.Join(err, driver.Close(context.WithoutCancel(ctx))) }()
-	if err := driver.Send(ctx, topic, workload(w.messages)); err != nil {
-		return 0, nil, err
-	}
 	h, err := prepareByHand(ctx, db, w)
 	if err != nil {
 		return 0, nil, err
 	}
 	defer func() { err = errors.Join(err, h.close()) }()
-	l := looping{driver: driver, db: db, statements: h, window: max(w.window/w.place.lanes, 1), sorts: w.place.lanes > 1}
+	took, err = loopWith(ctx, w, h.applyAll(db))
+	return took, perSecond(w.messages, took), err
+}
+
+// loopWith is the loop with another way to apply a batch in one transaction.
+func loopWith(ctx context.Context, w work, apply func(context.Context, []sdk.Delivery) error) (took time.Duration, err error) {
+	driver, err := openBroker(ctx, w.messages)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, driver.Close(context.WithoutCancel(ctx))) }()
+	if err := driver.Send(ctx, topic, workload(w.messages)); err != nil {
+		return 0, err
+	}
+	l := looping{driver: driver, apply: apply, window: max(w.window/w.place.lanes, 1), sorts: w.place.lanes > 1}
 	l.batch = w.batch
 	if l.batch == 0 {
 		l.batch = loopBatch
 	}
 	l.batch = min(l.batch, l.window)
 	l.left.Store(int64(w.messages))
-	took, err = l.run(ctx, w.place.lanes)
-	return took, perSecond(w.messages, took), err
+	return l.run(ctx, w.place.lanes)
 }
 
 // looping is a loop under way.
 type looping struct {
-	driver     sdk.Driver
-	db         *sql.DB
-	statements handMade
-	window     int // of each source
-	batch      int
-	sorts      bool         // by counter, so that workers do not lock each other out
-	left       atomic.Int64 // messages that are not settled
+	driver sdk.Driver
+	apply  func(context.Context, []sdk.Delivery) error
+	window int // of each source
+	batch  int
+	sorts  bool         // by counter, so that workers do not lock each other out
+	left   atomic.Int64 // messages that are not settled
 }
 
 // run starts the workers and waits for the last message.
@@ -90,6 +94,9 @@ func (l *looping) work(ctx context.Context, last func()) error {
 			}
 			return err
 		}
+		if l.sorts {
+			slices.SortFunc(batch, func(a, b sdk.Delivery) int { return strings.Compare(counterOf(a.Payload), counterOf(b.Payload)) })
+		}
 		if err := l.apply(ctx, batch); err != nil {
 			return err
 		}
@@ -107,21 +114,19 @@ func (l *looping) work(ctx context.Context, last func()) error {
 	}
 }
 
-func (l *looping) apply(ctx context.Context, batch []sdk.Delivery) error {
-	tx, err := l.db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	if l.sorts {
-		batch = slices.SortedFunc(slices.Values(batch), func(a, b sdk.Delivery) int {
-			return strings.Compare(counterOf(a.Payload), counterOf(b.Payload))
-		})
-	}
-	bound := l.statements.in(ctx, tx)
-	for _, d := range batch {
-		if err := bound.applyOnce(ctx, d.ID, d.Payload); err != nil {
-			return errors.Join(err, tx.Rollback())
+// applyAll applies a batch in one transaction.
+func (h handMade) applyAll(db *sql.DB) func(context.Context, []sdk.Delivery) error {
+	return func(ctx context.Context, batch []sdk.Delivery) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
 		}
+		bound := h.in(ctx, tx)
+		for _, d := range batch {
+			if err := bound.applyOnce(ctx, d.ID, d.Payload); err != nil {
+				return errors.Join(err, tx.Rollback())
+			}
+		}
+		return tx.Commit()
 	}
-	return tx.Commit()
 }

@@ -101,7 +101,7 @@ func (o *options) flags() *flag.FlagSet {
 	flags.IntVar(&o.messages, "messages", 0, "how many `messages` a round of a throughput has; 0: as many as take about a second")
 	flags.BoolVar(&o.quick, "quick", false, "see that everything works, in less than a minute: one round of few messages, no numbers to go by")
 	flags.StringVar(&o.out, "o", "out", "the `folder` for bench.json and plots; the databases are in it, too, while it runs")
-	flags.Func("only", "run only the studies whose name matches this `regexp`: throughput, unprepared, batch-size, window, latency, sleeping, overhead, postgres",
+	flags.Func("only", "run only the studies whose name matches this `regexp`: throughput, unprepared, batch-size, window, latency, sleeping, overhead, postgres, pgx, mariadb, distance",
 		func(text string) (err error) {
 			o.only, err = regexp.Compile(text)
 			return err

@@ -25,9 +25,18 @@ type place struct {
 	tables [2]string
 	// store is Penstock's.
 	store func(db *sql.DB) (receipts.Store[*sql.Tx], error)
-	// with makes a database for one round and gives a way to use it through a handle of its own, any number of times. drop
-	// ends it.
-	with func(ctx context.Context, w work) (open func(use func(*sql.DB) error) error, drop func() error, err error)
+	// make makes a database for one round.
+	make func(ctx context.Context, w work) (site, error)
+}
+
+// site is one round's database.
+type site struct {
+	// open lets it be used through a handle of its own, any number of times.
+	open func(use func(*sql.DB) error) error
+	// drop ends it.
+	drop func() error
+	// url is its address, for clients that are not of database/sql; "" where there are none.
+	url string
 }
 
 // config is Penstock's. Where several transactions run at a time it names the row that a message touches, as the loop sorts
@@ -79,12 +88,13 @@ type body func(ctx context.Context, w work, db *sql.DB) (took time.Duration, val
 func (p place) on(s scheme, do body) func(ctx context.Context, w work) (outcome, error) {
 	return func(ctx context.Context, w work) (o outcome, err error) {
 		w.place = p
-		open, drop, err := p.with(ctx, w)
+		at, err := p.make(ctx, w)
 		if err != nil {
 			return o, err
 		}
-		defer func() { err = errors.Join(err, drop()) }()
-		err = open(func(db *sql.DB) error {
+		w.url = at.url
+		defer func() { err = errors.Join(err, at.drop()) }()
+		err = at.open(func(db *sql.DB) error {
 			if err := createCounters(ctx, db, p); err != nil {
 				return fmt.Errorf("make the counters: %w", err)
 			}
@@ -97,7 +107,7 @@ func (p place) on(s scheme, do body) func(ctx context.Context, w work) (outcome,
 		if err != nil {
 			return o, err
 		}
-		return o, open(func(db *sql.DB) error {
+		return o, at.open(func(db *sql.DB) error {
 			if err := db.QueryRowContext(ctx, s.count).Scan(&o.receipts); err != nil {
 				return fmt.Errorf("count the receipts: %w", err)
 			}

@@ -4,11 +4,14 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"time"
 
+	_ "github.com/go-sql-driver/mysql" // registers the driver
 	_ "github.com/jackc/pgx/v5/stdlib" // registers the driver
 
 	"github.com/penstock-mq/penstock/contracttest/backends"
+	"github.com/penstock-mq/penstock/contracttest/wire"
 	"github.com/penstock-mq/penstock/middleware/receipts"
 )
 
@@ -22,7 +25,7 @@ const (
 )
 
 // postgres is a database for each round, on a server of backends.
-func postgres(servers *backends.Set) place {
+func postgres(servers *backends.Set, trip time.Duration) place {
 	return place{
 		lanes: serverLanes,
 		bump:  `UPDATE counters SET value = value + 1 WHERE name = $1`,
@@ -34,18 +37,49 @@ func postgres(servers *backends.Set) place {
 		store: func(db *sql.DB) (receipts.Store[*sql.Tx], error) {
 			return receipts.NewPostgres(db, receipts.PostgresOptions{})
 		},
-		with: onServer(servers, backends.Postgres, "pgx"),
+		make: onServer(servers, backends.Postgres, "pgx", trip),
 	}
 }
 
-func onServer(servers *backends.Set, kind backends.Kind, client string) func(context.Context, work) (func(func(*sql.DB) error) error, func() error, error) {
-	return func(ctx context.Context, _ work) (func(func(*sql.DB) error) error, func() error, error) {
+// mariadb is a database for each round, on a server of backends.
+func mariadb(servers *backends.Set) place {
+	return place{
+		lanes: serverLanes,
+		bump:  `UPDATE counters SET value = value + 1 WHERE name = ?`,
+		seen:  `INSERT INTO seen (id, at) VALUES (?, ?) ON DUPLICATE KEY UPDATE id = id`,
+		tables: [2]string{
+			`CREATE TABLE counters (name VARCHAR(64) PRIMARY KEY, value BIGINT NOT NULL) ENGINE = InnoDB`,
+			`CREATE TABLE seen (id VARBINARY(64) PRIMARY KEY, at BIGINT NOT NULL) ENGINE = InnoDB`,
+		},
+		store: func(db *sql.DB) (receipts.Store[*sql.Tx], error) {
+			return receipts.NewMySQL(db, receipts.MySQLOptions{})
+		},
+		make: onServer(servers, backends.MySQL, "mysql", 0),
+	}
+}
+
+// onServer makes databases on a server, which is trip further away than it is.
+func onServer(servers *backends.Set, kind backends.Kind, client string, trip time.Duration) func(context.Context, work) (site, error) {
+	return func(ctx context.Context, _ work) (site, error) {
 		made, err := servers.Database(ctx, kind)
 		if err != nil {
-			return nil, nil, err
+			return site{}, err
+		}
+		drop := func() error { return servers.Drop(context.WithoutCancel(ctx), made) }
+		through := made
+		if trip > 0 {
+			proxy, err := wire.Open(ctx, wire.Options{Upstream: made.Address, RoundTrip: trip})
+			if err != nil {
+				return site{}, errors.Join(err, drop())
+			}
+			through.Address = proxy.Address()
+			made := made
+			drop = func() error {
+				return errors.Join(proxy.Close(), servers.Drop(context.WithoutCancel(ctx), made))
+			}
 		}
 		open := func(use func(*sql.DB) error) (err error) {
-			db, err := sql.Open(client, made.DSN())
+			db, err := sql.Open(client, through.DSN())
 			if err != nil {
 				return err
 			}
@@ -54,16 +88,24 @@ func onServer(servers *backends.Set, kind backends.Kind, client string) func(con
 			defer func() { err = errors.Join(err, db.Close()) }()
 			return use(db)
 		}
-		return open, func() error { return servers.Drop(context.WithoutCancel(ctx), made) }, nil
+		return site{open: open, drop: drop, url: through.URL()}, nil
 	}
 }
 
 // onPostgres compares on a server: one subscription that hands out a message when the one before it is done, sixteen handlers
 // side by side, and what commits many messages together.
 func onPostgres(servers *backends.Set) study {
-	at := postgres(servers)
+	return compare(postgresStudy, "memory → PostgreSQL", postgres(servers, 0))
+}
+
+// onMariaDB is the same on MariaDB.
+func onMariaDB(servers *backends.Set) study {
+	return compare(mariadbStudy, "memory → MariaDB", mariadb(servers))
+}
+
+func compare(name, pair string, at place) study {
 	return study{
-		name: postgresStudy, pair: "memory → PostgreSQL", window: usualWindow, warmUp: 200, span: time.Second,
+		name: name, pair: pair, window: usualWindow, warmUp: 200, span: time.Second,
 		contenders: []contender{
 			{name: watermillName, round: withWindow(1, at.on(handWritten(), drain(byHand)))},
 			{name: watermillManyName, round: withWindow(parallel, at.on(handWritten(), drain(byHand)))},
@@ -81,5 +123,20 @@ func withWindow(window int, round func(context.Context, work) (outcome, error)) 
 	return func(ctx context.Context, w work) (outcome, error) {
 		w.window = window
 		return round(ctx, w)
+	}
+}
+
+// distance asks what becomes of it where every answer takes longer.
+func distance(servers *backends.Set, trip time.Duration) study {
+	at := postgres(servers, trip)
+	return study{
+		name: distanceStudy, pair: fmt.Sprintf("memory → PostgreSQL, %v away", trip), window: usualWindow, warmUp: 100, span: time.Second,
+		contenders: []contender{
+			{name: watermillManyName, round: withWindow(parallel, at.on(handWritten(), drain(byHand)))},
+			{name: penstockName, rivals: []string{watermillManyName, loopName}, round: at.on(penstock(), drain(withPenstock))},
+			{name: queuedName, rivals: []string{watermillManyName, loopName, pipelineName}, round: at.on(penstock(), drain(withQueue))},
+			{name: loopName, round: at.on(handWritten(), loop)},
+			{name: pipelineName, round: at.on(handWritten(), pipelinedLoop)},
+		},
 	}
 }

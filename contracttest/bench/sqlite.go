@@ -26,9 +26,9 @@ func sqlite() place {
 		store: func(db *sql.DB) (receipts.Store[*sql.Tx], error) {
 			return receipts.NewSQLite(db, receipts.SQLiteOptions{})
 		},
-		with: func(_ context.Context, w work) (func(use func(*sql.DB) error) error, func() error, error) {
+		make: func(_ context.Context, w work) (site, error) {
 			path := filepath.Join(w.dir, "bench.db")
-			return func(use func(*sql.DB) error) error { return withFile(path, use) }, holdsNothing, nil
+			return site{open: func(use func(*sql.DB) error) error { return withFile(path, use) }, drop: holdsNothing}, nil
 		},
 	}
 }

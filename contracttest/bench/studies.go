@@ -37,8 +37,9 @@ type work struct {
 	batch    int // 0: as usual
 	// unprepared: the contenders execute their own statements as text.
 	unprepared bool
-	// place is the database, where there is one.
+	// place is the database, where there is one, and url its address.
 	place place
+	url   string
 }
 
 // outcome is what a round measured, and what it did, for the runner to check.
@@ -64,6 +65,9 @@ type value struct {
 const (
 	watermillName     = "watermill"
 	watermillManyName = "watermill-16"
+	queuedName        = "penstock-queued"
+	queuedBatchName   = "penstock-queued-batch"
+	pipelineName      = "pipelined-loop"
 	penstockName      = "penstock"
 	penstockBatchName = "penstock-batch"
 	loopName          = "loop"
@@ -82,6 +86,9 @@ const (
 	sleepingStudy   = "sleeping"
 	overheadStudy   = "overhead"
 	postgresStudy   = "postgres"
+	pgxStudy        = "pgx"
+	mariadbStudy    = "mariadb"
+	distanceStudy   = "distance"
 )
 
 // studies lists what is to be run.
@@ -93,7 +100,11 @@ func studies(opts options) []study {
 	for _, window := range []int{16, 64, 256, 512, 1024} {
 		all = append(all, windows(window))
 	}
-	all = append(all, latency(opts.quick), sleeping(), overhead(), overheadTogether(), onPostgres(opts.servers))
+	all = append(all, latency(opts.quick), sleeping(), overhead(), overheadTogether())
+	all = append(all, onPostgres(opts.servers), onPgx(opts.servers), onMariaDB(opts.servers))
+	for _, trip := range []time.Duration{time.Millisecond, 10 * time.Millisecond} {
+		all = append(all, distance(opts.servers, trip))
+	}
 	var list []study
 	for _, s := range all {
 		if opts.only != nil && !opts.only.MatchString(s.name) {
