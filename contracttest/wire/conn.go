@@ -143,9 +143,6 @@ func (c *conn) ended(err error, from Side, queue chan<- item) {
 		return // we have ended it
 	default:
 	}
-	if c.swallowed.Load() {
-		return // nobody hears of it
-	}
 	how := Reset
 	var broken net.Error
 	switch {
@@ -185,7 +182,7 @@ func (c *conn) write(from Side, queue <-chan item) {
 		}
 		held = nil
 		switch {
-		case c.swallowed.Load():
+		case c.swallowed.Load(): // nobody hears of it, of the end neither
 		case it.fault != nil:
 			it.fault.act(it.msg)
 			c.perform(it.fault.rule, from)

@@ -163,18 +163,20 @@ func TestRoundTripOfABatch(t *testing.T) {
 	const delay, messages = 500 * time.Millisecond, 20
 	p := wire.Test(t, wire.Options{Upstream: echo(t), RoundTrip: delay})
 	c := dial(t, p)
-	begin := time.Now()
+	begin, last := time.Now(), make(chan time.Time, 1)
 	go func() {
-		for range messages {
+		for n := range messages {
+			if n == messages-1 {
+				last <- time.Now()
+			}
 			_, _ = c.Write([]byte("x"))
 			time.Sleep(time.Millisecond) // so that they are messages of their own
 		}
 	}()
 	_, err := io.ReadFull(c, make([]byte, messages))
 	require.NoError(t, err)
-	took := time.Since(begin)
-	require.GreaterOrEqual(t, took, delay)
-	require.Less(t, took, messages*delay/2, "each of them waited for the one before it")
+	require.Less(t, time.Since(begin), messages*delay/2, "each of them waited for the one before it")
+	require.GreaterOrEqual(t, time.Since(<-last), delay, "the last one, too, is late by the round trip")
 }
 
 // Stalled, nothing passes; then everything does.
