@@ -184,8 +184,7 @@ func (c *conn) write(from Side, queue <-chan item) {
 		switch {
 		case c.swallowed.Load(): // nobody hears of it, of the end neither
 		case it.fault != nil:
-			it.fault.act(it.msg)
-			c.perform(it.fault.rule, from)
+			c.perform(it.fault, it.msg)
 		case it.end == Finish:
 			_ = target.CloseWrite() // fails where the connection has ended
 			return
@@ -256,17 +255,21 @@ func (c *conn) wait(timer *time.Timer, due time.Time) bool {
 	}
 }
 
-// perform does what a rule says.
-func (c *conn) perform(r Rule, from Side) {
-	switch r.Do {
-	case Pass:
-	case Swallow:
+// perform does what a rule says. It counts before a client can see that its connection has ended, and after it can no
+// longer be heard.
+func (c *conn) perform(f *Fault, m Message) {
+	if f.rule.Call != nil {
+		f.rule.Call(m)
+	}
+	if f.rule.Do == Swallow {
 		c.swallowed.Store(true)
-	case Reset, Finish:
+	}
+	f.done(m)
+	if f.rule.Do == Reset || f.rule.Do == Finish {
 		forwarded := Side(0)
-		if r.When == After {
-			forwarded = from
+		if f.rule.When == After {
+			forwarded = m.From
 		}
-		c.end(r.Do, forwarded)
+		c.end(f.rule.Do, forwarded)
 	}
 }

@@ -93,11 +93,8 @@ func (f *Fault) takes(m Message) bool {
 	return nth > 0 && (f.rule.Times < 0 || nth <= max(f.rule.Times, 1))
 }
 
-// act notes that the rule acts.
-func (f *Fault) act(m Message) {
-	if f.rule.Call != nil {
-		f.rule.Call(m)
-	}
+// done notes that the rule has acted.
+func (f *Fault) done(m Message) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.acted++; f.acted == 1 {
