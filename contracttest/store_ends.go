@@ -16,7 +16,7 @@ func endingClauses[T any]() []storeClause[T] {
 		{
 			Clause: Clause{
 				ID: "S16", Name: "the handler ends the transaction", Hooks: []string{"End"},
-				Text: "a handler commits, rolls back or executes COMMIT as text: Keep and Commit say ErrTxEnded, and no receipt of that " +
+				Text: "a handler commits, rolls back, executes COMMIT as text or a statement that commits by itself: Keep and Commit say ErrTxEnded, and no receipt of that " +
 					"transaction is ever whole, a neighbour's neither: it is not there, and then nor is any effect, or it is torn",
 			},
 			check: endedInside[T],
@@ -61,9 +61,6 @@ func endingClauses[T any]() []storeClause[T] {
 	}
 }
 
-// endings are the ways in which a handler ends a transaction.
-func endings() []Ending { return []Ending{EndCommit, EndRollback, EndText} }
-
 // partsOrNot is whether to work in parts: both where the store has them.
 func (e *storeEnv[T]) partsOrNot() []bool {
 	if e.info.Parts {
@@ -73,7 +70,7 @@ func (e *storeEnv[T]) partsOrNot() []bool {
 }
 
 func endedInside[T any](ctx context.Context, e *storeEnv[T]) error {
-	for _, how := range endings() {
+	for _, how := range e.s.endings() {
 		for _, parts := range e.partsOrNot() {
 			if err := e.endInside(ctx, how, parts); err != nil {
 				return fmt.Errorf("the handler ends it by %s, in a part %t: %w", how, parts, err)
@@ -326,7 +323,8 @@ func sessionKilled[T any](ctx context.Context, e *storeEnv[T]) error {
 				return err
 			}
 		}
-		if err := tx.Rollback(ctx); err != nil {
+		// It may say that the connection is lost.
+		if err := tx.Rollback(ctx); err != nil && e.a.Classify(err) != receipts.ClassOutage {
 			return fmt.Errorf("Rollback: %w", err)
 		}
 		if err := errors.Join(
@@ -385,7 +383,7 @@ func comeBackClean[T any](ctx context.Context, e *storeEnv[T]) error {
 		},
 	}
 	if e.s.End != nil {
-		for _, how := range endings() {
+		for _, how := range e.s.endings() {
 			ends["the handler's "+string(how)] = func(tx receipts.Tx[T]) error {
 				_ = e.s.End(ctx, tx.Raw(), how)
 				return isError("Commit", tx.Commit(ctx), receipts.ErrTxEnded)

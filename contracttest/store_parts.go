@@ -14,8 +14,8 @@ func partClauses[T any]() []storeClause[T] {
 		{
 			Clause: Clause{
 				ID: "S13", Name: "one message's work is undone alone", Capability: capabilityParts,
-				Text: "Undo takes back effect, outputs and dead letters of its part, and of no other; Keep keeps them, but nobody sees " +
-					"them before Commit. A part in which a statement failed can be undone",
+				Text: "Undo takes back effect, outputs and dead letters of its part, not of another one nor what is between them; Keep keeps " +
+					"them, but nobody sees them before Commit. A part in which a statement failed can be undone",
 			},
 			check: undoneAlone[T],
 		},
@@ -52,6 +52,9 @@ func undoneAlone[T any](ctx context.Context, e *storeEnv[T]) error {
 		{"undone", false, tx.Undo}, {"last", false, tx.Keep},
 	}
 	for i, s := range steps {
+		if err := e.between(ctx, tx, i); err != nil {
+			return err
+		}
 		if err := tx.Part(ctx); err != nil {
 			return fmt.Errorf("Part number %d: %w", i, err)
 		}
@@ -76,11 +79,25 @@ func undoneAlone[T any](ctx context.Context, e *storeEnv[T]) error {
 	if err := tx.Commit(ctx); err != nil {
 		return fmt.Errorf("Commit: %w", err)
 	}
+	want := allOf(3)
+	want.Done, want.Outputs, want.Unsent = 3+len(steps), 3+len(steps), 3+len(steps)
 	return errors.Join(
-		e.effects(ctx, map[string]int64{"kept": 1, "again": 1, "last": 1}), e.stats(ctx, allOf(3)),
+		e.effects(ctx, map[string]int64{"kept": 1, "again": 1, "last": 1}), e.stats(ctx, want),
 		e.provenHeld(ctx, tx.Nonce(), "kept", "again", "last"), e.wants(ctx, receipts.ClaimFresh, "undone"),
 		e.positionsRise(ctx, "kept", "again", "last"),
 	)
+}
+
+// between claims, and stores an output, outside of parts.
+func (e *storeEnv[T]) between(ctx context.Context, tx receipts.Tx[T], i int) error {
+	name := fmt.Sprintf("between-%d", i)
+	if err := e.claimFresh(ctx, tx, name); err != nil {
+		return err
+	}
+	if _, err := tx.AddOutputs(ctx, []receipts.Output{e.output(name, 0)}); err != nil {
+		return fmt.Errorf("AddOutputs: %w", err)
+	}
+	return nil
 }
 
 // positionsRise wants one output of each name, in this order.

@@ -31,6 +31,8 @@ type StoreHarness[T any] struct {
 	Read func(ctx context.Context, tx T, counter string) (int64, error)
 	// End ends the transaction as a handler must not: see [Ending]. It returns the database's error.
 	End func(ctx context.Context, tx T, how Ending) error
+	// Endings are the ways that End knows beyond commit, rollback and text.
+	Endings []Ending
 	// Violate executes a statement that violates a constraint, and returns the database's error.
 	Violate func(ctx context.Context, tx T) error
 	// Errors execute statements, by name, whose errors leave the transaction in another state than a handler thinks that
@@ -74,6 +76,9 @@ const (
 	EndRollback Ending = "rollback"
 	// EndText executes COMMIT as a statement, behind the back of the transaction object.
 	EndText Ending = "text"
+	// EndImplicit executes a statement that commits by itself, as DDL does on MySQL. Only harnesses that list it in Endings have
+	// to know it.
+	EndImplicit Ending = "implicit"
 )
 
 // DatabaseFaults makes connections fail on request. Each func is optional; a part of a clause whose func is nil is left
@@ -226,6 +231,11 @@ func lacks[T any](ctx context.Context, e *Env, s StoreHarness[T], dir string, c 
 	}
 	missing, err := lanesLack(ctx, db.Store)
 	return missing, errors.Join(err, db.Close())
+}
+
+// endings are the ways in which a handler ends a transaction.
+func (s StoreHarness[T]) endings() []Ending {
+	return append([]Ending{EndCommit, EndRollback, EndText}, s.Endings...)
 }
 
 // check refuses a harness that lacks what is required, and waivers of clauses that do not exist.

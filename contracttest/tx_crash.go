@@ -397,7 +397,7 @@ func killedAfterBatch[T any](ctx context.Context, e *txEnv[T]) error {
 // and die.
 func endedAndKilled[T any](ctx context.Context, e *txEnv[T]) error {
 	var all []string
-	for _, how := range []Ending{EndCommit, EndRollback, EndText} {
+	for _, how := range e.s.endings() {
 		before, err := e.db.Store.Stats(ctx)
 		if err != nil {
 			return err

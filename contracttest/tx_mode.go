@@ -59,7 +59,7 @@ func handlerEnds[T any](ctx context.Context, e *txEnv[T]) error {
 		return err
 	}
 	var all []string
-	for _, ending := range []Ending{EndCommit, EndRollback, EndText} {
+	for _, ending := range e.s.endings() {
 		for _, n := range []int{batchSize, 1} {
 			ids := e.ids(n)
 			all = append(all, ids...)

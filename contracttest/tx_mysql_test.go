@@ -25,6 +25,11 @@ func TestStoreMariaDB(t *testing.T) { contracttest.RunStore(t, onMySQL(t, "maria
 // TestStoreMySQL8 runs where PENSTOCK_MYSQL8_URL names a server.
 func TestStoreMySQL8(t *testing.T) { contracttest.RunStore(t, onMySQL(t, "mysql8", backends.MySQL8)) }
 
+// TestTxMemoryMariaDB runs in real time.
+func TestTxMemoryMariaDB(t *testing.T) {
+	contracttest.RunTx(t, memoryHarness(), onMySQL(t, "mariadb", backends.MySQL))
+}
+
 // mysqlPool is the most connections of one handle.
 const mysqlPool = 9
 
@@ -79,6 +84,8 @@ func (s mysqlServer) config(dir string) (*mysql.Config, error) {
 		return nil, fmt.Errorf("%s is not a DSN", mysqlVariable(s.name))
 	}
 	config.Logger = &mysql.NopLogger{} // lost connections are what the tests are about
+	config.Params = map[string]string{"innodb_lock_wait_timeout": "1"}
+	config.InterpolateParams = true // as who wants speed sets it
 	config.DBName = ""
 	if dir != "" {
 		config.DBName = mysqlName(dir)
@@ -145,18 +152,23 @@ func mysqlHarness(name string) contracttest.StoreHarness[*sql.Tx] {
 			return err
 		},
 		Read: func(ctx context.Context, tx *sql.Tx, counter string) (n int64, err error) {
-			err = tx.QueryRowContext(ctx, `SELECT n FROM counters WHERE name = ? FOR UPDATE`, counter).Scan(&n)
-			if errors.Is(err, sql.ErrNoRows) {
-				err = nil
+			// What is not there cannot be locked.
+			if _, err := tx.ExecContext(ctx, `INSERT INTO counters (name, n) VALUES (?, 0) ON DUPLICATE KEY UPDATE n = n`, counter); err != nil {
+				return 0, err
 			}
-			return n, err
+			return n, tx.QueryRowContext(ctx, `SELECT n FROM counters WHERE name = ?`, counter).Scan(&n)
 		},
-		End:     endSQL,
+		End: func(ctx context.Context, tx *sql.Tx, how contracttest.Ending) error {
+			if how == contracttest.EndImplicit {
+				return execute("CREATE TABLE IF NOT EXISTS made_by_a_handler (n INT) ENGINE = InnoDB")(ctx, tx)
+			}
+			return endSQL(ctx, tx, how)
+		},
+		Endings: []contracttest.Ending{contracttest.EndImplicit},
 		Violate: execute("INSERT INTO counters (name, n) VALUES ('violated', NULL)"),
 		Errors: map[string]func(ctx context.Context, tx *sql.Tx) error{
 			"deadlock":      s.deadlock,
 			"lock wait":     s.lockWait,
-			"DDL":           ddl,
 			"cut statement": cutStatement,
 		},
 		Kill: func(ctx context.Context, tx *sql.Tx) error { return s.kill(ctx, tx) },
@@ -184,7 +196,7 @@ func mysqlDatabase(ctx context.Context, db *sql.DB) (contracttest.Database[*sql.
 		err = store.Migrate(ctx)
 	}
 	if err == nil {
-		_, err = db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS counters (name VARBINARY(512) PRIMARY KEY, n BIGINT NOT NULL) ENGINE = InnoDB`)
+		_, err = db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS counters (name VARBINARY(1500) PRIMARY KEY, n BIGINT NOT NULL) ENGINE = InnoDB`)
 	}
 	if err != nil {
 		return contracttest.Database[*sql.Tx]{}, errors.Join(err, db.Close())
@@ -193,14 +205,6 @@ func mysqlDatabase(ctx context.Context, db *sql.DB) (contracttest.Database[*sql.
 		Store: store, Close: db.Close,
 		Effects: func(ctx context.Context) (map[string]int64, error) { return readCounters(ctx, db) },
 	}, nil
-}
-
-// ddl executes a statement that commits, and then one that fails, whose error it returns.
-func ddl(ctx context.Context, tx *sql.Tx) error {
-	if _, err := tx.ExecContext(ctx, "CREATE TABLE IF NOT EXISTS made_by_a_handler (n INT) ENGINE = InnoDB"); err != nil {
-		return err
-	}
-	return execute("CREATE TABLE made_by_a_handler (n INT)")(ctx, tx)
 }
 
 // cutStatement has a statement cut off by a context of its own, which closes the connection.

@@ -97,7 +97,7 @@ func (s *MySQL) Resolve(ctx context.Context, nonce Nonce) (committed bool, err e
 			_, err := conn.ExecContext(ctx, statement)
 			return err
 		}
-		if err := server.waiting(lockWait(ctx, 0), q.String(), waiting); err != nil {
+		if err := s.waiting(server, lockWait(ctx, 0), q.String(), waiting); err != nil {
 			return false, err
 		}
 		// The first look at the tables in this transaction, so that it sees what was committed while the insert waited.

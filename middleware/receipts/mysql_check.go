@@ -12,8 +12,10 @@ import (
 const (
 	// mysqlLanes is the most transactions at a time that make sense: more wait for each other's commits.
 	mysqlLanes = 8
-	// mysqlClaimWait is the shortest time that these servers can be told to wait for a lock.
-	mysqlClaimWait = time.Second
+	// mysqlClaimWait is the shortest time that MySQL can be told to wait for a lock, mariadbClaimWait how long a claim waits
+	// on MariaDB.
+	mysqlClaimWait   = time.Second
+	mariadbClaimWait = 100 * time.Millisecond
 )
 
 // Check verifies that the handle is a server of the MySQL family that can be written, that its settings suit the store, that a
@@ -47,7 +49,7 @@ func (s *MySQL) check(ctx context.Context, info *Info) error {
 			return s.notMySQL(ctx, err)
 		}
 		if server.mariadb {
-			info.Dialect = "mariadb"
+			info.Dialect, info.ClaimWait = "mariadb", mariadbClaimWait
 		}
 		if err := s.checkSettings(ctx, conn, info); err != nil {
 			return err

@@ -20,7 +20,7 @@ type mysqlClaim struct {
 }
 
 // claim looks for receipts without locking them, inserts the others in key order, which waits for other transactions in that
-// order, too, and looks again only where somebody was faster. The server waits whole seconds: ClaimWait is rounded up.
+// order, too, and looks again only where somebody was faster. MySQL waits whole seconds: there ClaimWait is rounded up.
 func (f *mysqlFlow) claim(ctx context.Context, claims []Claim) ([]ClaimResult, error) {
 	order, err := claimOrder(claims)
 	if err != nil {
@@ -127,7 +127,7 @@ func (c *mysqlClaim) insert(rows []int, wait time.Duration) (inserted int64, err
 		q.raw("(").bytes([]byte(claim.Scope)).raw(",").bytes(claim.Key).raw(",").bytes(claim.Fingerprint).raw(",").bytes(c.f.t.nonce[:]).
 			raw(",").number(int64(claim.State)).raw(",").number(claim.At.UnixMicro()).raw(")")
 	}).raw(mysqlKeepClaim)
-	err = c.f.server.waiting(wait, q.String(), func(statement string) error {
+	err = c.f.s.waiting(c.f.server, wait, q.String(), func(statement string) error {
 		result, err := c.f.t.tx.ExecContext(c.ctx, statement)
 		if err == nil && inserted == 0 {
 			inserted, err = result.RowsAffected()

@@ -19,6 +19,7 @@ const (
 	mysqlNoSavepoint      = 1305 // ER_SP_DOES_NOT_EXIST, also said of a savepoint
 	mysqlReadCommittedLog = 1665 // ER_BINLOG_STMT_MODE_AND_ROW_ENGINE
 	mysqlReadOnlyMode     = 1836
+	mariadbStatementTime  = 1969 // max_statement_time is over
 )
 
 // mysqlClass tells what a number means.

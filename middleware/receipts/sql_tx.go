@@ -25,13 +25,16 @@ type sqlTx struct {
 	// raw: a handler got the transaction. inPart: Part was called, and neither Keep nor Undo. broken: why nothing can be
 	// committed any more.
 	raw, inPart bool
-	broken      error
+	// next: the savepoint of the next part is set already, and nothing was written since.
+	next   bool
+	broken error
 	// positions counts the outputs stored so far, undone ones included.
 	positions int
 }
 
 // Raw gives the transaction to a handler.
 func (t *sqlTx) Raw() *sql.Tx {
+	t.next = t.next && t.inPart
 	if !t.raw && t.broken == nil {
 		if err := t.flow.lend(); err != nil {
 			_ = t.spoil(t.meaning(err))
@@ -50,6 +53,7 @@ func (t *sqlTx) Claim(ctx context.Context, claims []Claim) ([]ClaimResult, error
 	if err := t.outsideParts(ctx); err != nil {
 		return nil, fmt.Errorf("receipts: claim: %w", err)
 	}
+	t.next = false
 	results, err := t.flow.claim(ctx, claims)
 	if err != nil {
 		return nil, fmt.Errorf("receipts: claim of %d identities, first %q in scope %q: %w",
@@ -64,6 +68,7 @@ func (t *sqlTx) Unclaim(ctx context.Context, claims []Claim) error {
 		return nil
 	}
 	err := t.outsideParts(ctx)
+	t.next = false
 	if err == nil {
 		if err = t.flow.unclaim(ctx, claims); err != nil {
 			err = t.spoil(t.meaning(err))
@@ -117,33 +122,33 @@ func (t *sqlTx) Divert(ctx context.Context, letters []DeadLetter) error {
 // Part begins a message's part with a savepoint.
 func (t *sqlTx) Part(ctx context.Context) error {
 	err := t.outsideParts(ctx)
-	if err == nil {
-		err = t.savepoint("SAVEPOINT ")
+	if err == nil && !t.next {
+		err = t.savepoint("SAVEPOINT " + t.s.part)
 	}
 	if err != nil {
 		return fmt.Errorf("receipts: beginning a message's part: %w", err)
 	}
-	t.inPart = true
+	t.inPart, t.next = true, false
 	return nil
 }
 
 // Keep releases the savepoint of Part, which is not there any more if somebody ended the transaction since.
 func (t *sqlTx) Keep(context.Context) error {
-	if err := t.endPart("RELEASE SAVEPOINT "); err != nil {
+	if err := t.endPart(t.flow.keep()); err != nil {
 		return fmt.Errorf("receipts: keeping a message's part: %w", err)
 	}
 	return nil
 }
 
-// Undo rolls back to the savepoint of Part and releases it.
+// Undo rolls back to the savepoint of Part.
 func (t *sqlTx) Undo(context.Context) error {
-	if err := t.endPart("ROLLBACK TO SAVEPOINT ", "RELEASE SAVEPOINT "); err != nil {
+	if err := t.endPart(t.flow.undo()); err != nil {
 		return fmt.Errorf("receipts: undoing a message's part: %w", err)
 	}
 	return nil
 }
 
-func (t *sqlTx) endPart(statements ...string) error {
+func (t *sqlTx) endPart(statements []string, next bool) error {
 	switch {
 	case t.broken != nil:
 		return t.brokenError()
@@ -155,12 +160,12 @@ func (t *sqlTx) endPart(statements ...string) error {
 			return err
 		}
 	}
-	t.inPart = false
+	t.inPart, t.next = false, next
 	return nil
 }
 
 func (t *sqlTx) savepoint(statement string) error {
-	if _, err := t.tx.ExecContext(t.ctx, statement+t.s.part); err != nil {
+	if _, err := t.tx.ExecContext(t.ctx, statement); err != nil {
 		return t.spoil(t.meaning(err))
 	}
 	return nil
@@ -168,6 +173,9 @@ func (t *sqlTx) savepoint(statement string) error {
 
 // usable refuses what makes no sense any more.
 func (t *sqlTx) usable(ctx context.Context) error {
+	if !t.inPart {
+		t.next = false
+	}
 	if t.broken != nil {
 		return t.brokenError()
 	}
@@ -176,10 +184,14 @@ func (t *sqlTx) usable(ctx context.Context) error {
 
 // outsideParts refuses what is not done while a part is open, or after an error that leaves only Rollback.
 func (t *sqlTx) outsideParts(ctx context.Context) error {
-	if t.broken == nil && t.inPart {
+	switch {
+	case t.broken != nil:
+		return t.brokenError()
+	case t.inPart:
 		return errInPart
+	default:
+		return ctx.Err()
 	}
-	return t.usable(ctx)
 }
 
 // spoil remembers an error after which only Rollback is left.
