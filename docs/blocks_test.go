@@ -84,6 +84,7 @@ func imports() map[string]string {
 		"sdk": module + "sdk", "memory": module + "drivers/memory", "receipts": module + "middleware/receipts",
 		"idempotency": module + "middleware/idempotency", "contracttest": module + "contracttest",
 		"pipe": module + "contracttest/pipe", "handlertest": module + "contracttest/handlertest",
+		"pgxpool": "github.com/jackc/pgx/v5/pgxpool", "pgxstore": module + "middleware/receipts/pgxstore",
 		"backends": module + "contracttest/backends", "wire": module + "contracttest/wire",
 	}
 }
