@@ -156,6 +156,7 @@ func (b *batch[T]) leave(front []*pending[T], lines []string) {
 		delete(q.busy, p.line)
 	}
 	front = slices.DeleteFunc(front, b.wentAway)
+	q.inside -= len(b.members) - len(front)
 	if len(front) > 0 {
 		q.pending = append(front, q.pending...)
 	}

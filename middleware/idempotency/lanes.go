@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // lanes bounds the transactions that run at a time, and hands lanes out in the order in which they were asked for. A lane
@@ -25,16 +26,32 @@ type candidate[T any] struct {
 	grant chan<- struct{}
 }
 
-// lane is the right to run one transaction, of somebody who is not a worker.
+// lane is the right to run one transaction.
 type lane struct {
-	of    interface{ put() }
+	of    interface{ put(*phase) }
 	freed atomic.Bool
+	phase *phase // nil in the side lane, and of those who have no handlers
 }
 
 // release gives the lane up. It may be called again, by several goroutines.
 func (l *lane) release() {
 	if l.freed.CompareAndSwap(false, true) {
-		l.of.put()
+		l.of.put(l.phase)
+	}
+}
+
+// phase is the time of one transaction of a queue's. While there are young ones, what comes for the same handler collects until
+// it is a lane's share: lanes that take small batches from each other make more work than they do.
+type phase struct {
+	of    interface{ end(*phase) }
+	since time.Time
+}
+
+// end ends it. It may be called again, and for nil. It wants the lock of the lanes held.
+func (p *phase) end() {
+	if p != nil && p.of != nil {
+		p.of.end(p)
+		p.of = nil
 	}
 }
 
@@ -54,7 +71,7 @@ func (l *lanes[T]) acquire(ctx context.Context) (*lane, error) {
 	case <-ctx.Done():
 		if !l.withdraw(grant) {
 			<-grant
-			l.put()
+			l.put(nil)
 		}
 		return nil, ctx.Err()
 	}
@@ -92,12 +109,17 @@ func (l *lanes[T]) staff() {
 	}
 }
 
-// next finds what a lane can do: it gives the batch of the first queue in the line that has one. Where somebody else is
-// first, one of the free lanes is his. nil: nobody waits who could go on. It wants the lock held, and a lane counted as free.
+// next finds what a lane can do: it gives the batch of the first queue in the line that has one and does not collect. Where
+// somebody else is first, one of the free lanes is his. nil: nobody waits who could go on. It wants the lock held, and a lane
+// counted as free.
 func (l *lanes[T]) next() *batch[T] {
-	for len(l.line) > 0 && l.free > 0 {
-		c := l.line[0]
-		l.line = l.line[1:]
+	for i := 0; i < len(l.line) && l.free > 0; {
+		c := l.line[i]
+		if c.grant == nil && c.queue.collects() {
+			i++
+			continue
+		}
+		l.line = slices.Delete(l.line, i, i+1)
 		if c.grant != nil {
 			l.free--
 			c.grant <- struct{}{}
@@ -106,7 +128,9 @@ func (l *lanes[T]) next() *batch[T] {
 		c.queue.listed = false
 		if members := c.queue.take(); len(members) > 0 {
 			l.list(c.queue) // behind the others
-			return &batch[T]{m: l.m, q: c.queue, members: members}
+			b := &batch[T]{m: l.m, q: c.queue, members: members}
+			b.lane = &lane{of: l, phase: c.queue.begin()}
+			return b
 		}
 	}
 	return nil
@@ -119,7 +143,7 @@ func (l *lanes[T]) begin(b *batch[T]) {
 		return
 	}
 	p := b.members[0]
-	p.v, p.lane = verdict{}, &lane{of: l}
+	p.v, p.lane = verdict{}, b.lane
 	p.wake <- struct{}{}
 }
 
@@ -135,15 +159,15 @@ func (l *lanes[T]) work(b *batch[T]) {
 		}
 	}()
 	for b != nil {
-		held := &lane{of: l}
-		b.lane, running = held, true
+		held := b.lane
+		running = true
 		b.run()
 		running = false
 		b.finish(context.Background())
 		if !held.freed.CompareAndSwap(false, true) {
 			return
 		}
-		if b = l.turn(); b != nil && !b.several() {
+		if b = l.turn(held.phase); b != nil && !b.several() {
 			l.begin(b)
 			return
 		}
@@ -151,9 +175,10 @@ func (l *lanes[T]) work(b *batch[T]) {
 }
 
 // turn gives a worker its next batch, or takes its lane back.
-func (l *lanes[T]) turn() *batch[T] {
+func (l *lanes[T]) turn(over *phase) *batch[T] {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	over.end()
 	l.free++
 	b := l.next()
 	if b != nil {
@@ -162,10 +187,11 @@ func (l *lanes[T]) turn() *batch[T] {
 	return b
 }
 
-// put takes a lane back and lets the next one have it.
-func (l *lanes[T]) put() {
+// put takes a lane back, with the phase that ended if there was one, and lets the next one have it.
+func (l *lanes[T]) put(over *phase) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	over.end()
 	l.free++
 	l.staff()
 }

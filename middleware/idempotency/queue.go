@@ -18,10 +18,13 @@ type queue[T any] struct {
 
 	// The rest belongs to the lock of m.lanes.
 	pending []*pending[T]
+	inside  int                 // deliveries that are pending or in a transaction
 	busy    map[string]struct{} // order keys of which a message is in a transaction
 	listed  bool                // it is in the line for a lane
 	limit   int                 // the most messages of the next batch; 0 means Config.BatchSize
 	mean    time.Duration       // about how long a handler runs
+	phases  []*phase            // of its transactions, the oldest first
+	alarm   *time.Timer         // set while it collects
 }
 
 func (m *Middleware[T]) newQueue(handle message.HandlerFunc, batch batchHandler[T]) *queue[T] {
@@ -83,10 +86,11 @@ func (q *queue[T]) enter(p *pending[T]) *lane {
 	l := q.m.lanes
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.free > 0 && !q.occupied(p) {
+	q.inside++
+	if l.free > 0 && len(q.pending) == 0 && !q.occupied(p) && !q.collects() {
 		l.free--
 		q.occupy(p)
-		return &lane{of: l}
+		return &lane{of: l, phase: q.begin()}
 	}
 	q.pending = append(q.pending, p)
 	l.list(q)
@@ -103,6 +107,7 @@ func (q *queue[T]) withdraw(p *pending[T]) bool {
 		return false
 	}
 	q.pending = slices.Delete(q.pending, i, i+1)
+	q.inside--
 	p.ticket.stumbled() // before later ones of its order key may run
 	return true
 }
@@ -198,4 +203,56 @@ func (q *queue[T]) ran(n int, took time.Duration) {
 		return
 	}
 	q.mean += (each - q.mean) / 4
+}
+
+// begin notes that one of its transactions begins.
+func (q *queue[T]) begin() *phase {
+	p := &phase{of: q, since: time.Now()}
+	q.phases = append(q.phases, p)
+	return p
+}
+
+func (q *queue[T]) end(p *phase) {
+	if i := slices.Index(q.phases, p); i >= 0 {
+		q.phases = slices.Delete(q.phases, i, i+1)
+	}
+}
+
+// fewLanes is how many transactions fast handlers have at a time: more of them would be smaller, and no sooner done. Handlers of
+// which no more than slowBatch run within BatchTime have all lanes.
+const (
+	fewLanes  = 8
+	slowBatch = 4
+)
+
+// collects tells whether what is pending waits although a lane may be free: while transactions of the same handler are under
+// way and it is less than a batch, and less than a lane's share of all that is here. It does not wait for those that have taken
+// longer than a usual batch does. It wants the lock held.
+func (q *queue[T]) collects() bool {
+	running := len(q.phases)
+	if running == 0 {
+		return false
+	}
+	lanes := q.m.lanes.all
+	if q.mean < q.time()/slowBatch {
+		lanes = min(lanes, fewLanes)
+	}
+	share := (q.inside + lanes - 1) / lanes
+	if running < lanes && len(q.pending) >= min(q.most(), share) {
+		return false
+	}
+	left := 2*q.m.cfg.BatchTime - time.Since(q.phases[running-1].since)
+	if left > 0 && q.alarm == nil {
+		q.alarm = time.AfterFunc(left, q.wake)
+	}
+	return left > 0
+}
+
+// wake looks again when a transaction is not young any more.
+func (q *queue[T]) wake() {
+	l := q.m.lanes
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	q.alarm = nil
+	l.staff()
 }

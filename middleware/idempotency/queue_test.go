@@ -345,6 +345,7 @@ func TestAllLeaveWhenTheirContextsEnd(t *testing.T) {
 			for i := range lanes {
 				c.enter(blocker, deliverTo("blocker", "t", "", fmt.Sprint(i), "p"))
 			}
+			time.Sleep(time.Second) // until they have their lanes
 			h := e.marking(nil)
 			for i := range 600 { // copies, pending ones, and those at the door
 				msg := deliver(fmt.Sprint(100+i%400), "p")

@@ -78,4 +78,4 @@ func (s side) enter(ctx context.Context) error {
 }
 
 // put frees the side lane.
-func (s side) put() { <-s }
+func (s side) put(*phase) { <-s }

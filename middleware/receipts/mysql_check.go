@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// mysqlLanes is the most transactions at a time that make sense: more wait for each other's commits.
-	mysqlLanes = 8
+	// mysqlLanes is the most transactions at a time that make sense, for handlers that wait for something else; fast ones have fewer.
+	mysqlLanes = 16
 	// mysqlClaimWait is the shortest time that MySQL can be told to wait for a lock, mariadbClaimWait how long a claim waits
 	// on MariaDB.
 	mysqlClaimWait   = time.Second

@@ -13,8 +13,8 @@ const (
 	// pgMinVersion has pg_current_xact_id and all that the statements use, and is the oldest that was supported when this was
 	// written.
 	pgMinVersion = 130000
-	// pgLanes is the most transactions at a time that make sense: more wait for each other's commits.
-	pgLanes = 8
+	// pgLanes is the most transactions at a time that make sense, for handlers that wait for something else; fast ones have fewer.
+	pgLanes = 16
 	// pgClaimWait is how long a claim waits for another transaction.
 	pgClaimWait = 100 * time.Millisecond
 )
