@@ -29,7 +29,7 @@ func TestCheck(t *testing.T) {
 	db := newDatabase(t)
 	info, err := db.store.Check(t.Context())
 	must(t, err)
-	if info.Dialect != "postgres" || info.Lanes != 8 || info.Parts || info.Pool != 12 || info.Schema != 2 || len(info.Warnings) != 0 {
+	if info.Dialect != "postgres" || info.Lanes != 11 || info.Parts || info.Pool != 12 || info.Schema != 2 || len(info.Warnings) != 0 {
 		t.Errorf("info: %+v", info)
 	}
 }
