@@ -25,8 +25,11 @@ type container struct {
 
 // container starts a server in a container. Where no engine answers, the server is nil, and tried says so.
 func (s *Set) container(ctx context.Context, k Kind, opt ServerOptions) (server *Server, tried []string, err error) {
+	if k != Postgres && k != MySQL {
+		return nil, nil, nil
+	}
 	engine := s.engine(ctx)
-	if engine == "" || (k != Postgres && k != MySQL) {
+	if engine == "" {
 		return nil, []string{"neither docker nor podman answers"}, nil
 	}
 	if opt.DiskSize > 0 {

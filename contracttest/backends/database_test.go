@@ -30,6 +30,15 @@ func closed(t *testing.T, c io.Closer) {
 	assert.NoError(t, c.Close())
 }
 
+// shared is the server that the tests share; without one the test is skipped.
+func shared(t *testing.T, kind backends.Kind) backends.Database {
+	t.Helper()
+	servers.TestDatabase(t, kind)
+	at, _, err := servers.Server(t.Context(), kind)
+	require.NoError(t, err)
+	return at
+}
+
 type kindCase struct {
 	client string
 	kind   backends.Kind
@@ -57,6 +66,7 @@ func kindCases() map[string]kindCase {
 func TestADatabaseForEachTest(t *testing.T) {
 	for name, c := range kindCases() {
 		t.Run(name, func(t *testing.T) {
+			at := shared(t, c.kind)
 			var first, second backends.Database
 			t.Run("use", func(t *testing.T) {
 				first, second = c.get(t), c.get(t)
@@ -72,8 +82,6 @@ func TestADatabaseForEachTest(t *testing.T) {
 				_, err = tx.ExecContext(t.Context(), "INSERT INTO a VALUES (1)")
 				require.NoError(t, err)
 			})
-			at, _, err := servers.Server(t.Context(), c.kind)
-			require.NoError(t, err)
 			rows, err := open(t, c.client, at).QueryContext(t.Context(), c.list)
 			require.NoError(t, err)
 			defer closed(t, rows)

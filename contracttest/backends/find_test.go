@@ -98,8 +98,7 @@ func TestRequireNamesNothing(t *testing.T) {
 func TestAddressInAVariable(t *testing.T) {
 	for name, c := range kindCases() {
 		t.Run(name, func(t *testing.T) {
-			at, _, err := servers.Server(t.Context(), c.kind)
-			require.NoError(t, err)
+			at := shared(t, c.kind)
 			set := openSet(t, backends.Options{Path: "/nonexistent"}, map[string]string{c.kind.Variable(): at.URL()})
 			found, source, err := set.Server(t.Context(), c.kind)
 			require.NoError(t, err)
@@ -116,10 +115,7 @@ func TestAddressInAVariable(t *testing.T) {
 
 // An address that cannot be used is an error, not a missing server, and shows no password.
 func TestAddressThatCannotBeUsed(t *testing.T) {
-	at, _, err := servers.Server(t.Context(), backends.Postgres)
-	require.NoError(t, err)
-	other, _, err := servers.Server(t.Context(), backends.MySQL)
-	require.NoError(t, err)
+	at, other := shared(t, backends.Postgres), shared(t, backends.MySQL)
 	for name, c := range map[string]struct {
 		kind      backends.Kind
 		url, want string
@@ -148,6 +144,7 @@ func TestAddressThatCannotBeUsed(t *testing.T) {
 
 // A set that is closed has ended what it started, and starts nothing more.
 func TestAClosedSet(t *testing.T) {
+	shared(t, backends.Postgres)
 	dir := enterable(t)
 	set := openSet(t, backends.Options{NoLocal: true, Dir: dir}, nil)
 	at, source, err := set.Server(t.Context(), backends.Postgres)

@@ -128,6 +128,7 @@ func TestServerSettings(t *testing.T) {
 func TestServerThatDoesNotStart(t *testing.T) {
 	for name, c := range serverCases() {
 		t.Run(name, func(t *testing.T) {
+			shared(t, c.kind)
 			_, err := servers.Private(t.Context(), c.kind, backends.ServerOptions{Settings: map[string]string{"no_such": "1"}})
 			require.ErrorContains(t, err, "no_such")
 		})
