@@ -71,3 +71,6 @@ func (s *SQLite) LastingHooks() int {
 	defer s.hooks.mu.Unlock()
 	return len(s.hooks.on)
 }
+
+// StandStill keeps a transaction's client from noticing the end of its budget.
+func StandStill(tx Tx[*sql.Tx]) { tx.(*sqlTx).timer.Stop() }

@@ -28,19 +28,40 @@ func (f *mysqlFlow) claim(ctx context.Context, claims []Claim) ([]ClaimResult, e
 	}
 	late, stop := lateContext(ctx)
 	defer stop()
-	c := mysqlClaim{f: f, ctx: late, claims: claims, results: make([]ClaimResult, len(claims)), earlier: earlier{fresh: f.fresh}}
-	for rest := order; len(rest) > 0; {
-		n := 1
-		for n < len(rest) && n < mysqlRows && claims[rest[n]].Scope == claims[rest[0]].Scope {
-			n++
+	for tries := 1; ; tries++ {
+		c := mysqlClaim{f: f, ctx: late, claims: claims, results: make([]ClaimResult, len(claims)), earlier: earlier{fresh: f.fresh}}
+		err := c.all(order, lockWait(ctx, f.opts.ClaimWait))
+		if err == nil {
+			f.fresh.remember(claims, order, c.results)
+			return c.results, nil
 		}
-		if err := c.run(rest[:n], lockWait(ctx, f.opts.ClaimWait)); err != nil {
+		if f.s.number(err) != mysqlDeadlock || tries == mysqlDeadlocks || len(f.fresh) > 0 || f.used || f.t.raw {
 			return nil, f.waited(ctx, err)
 		}
-		rest = rest[n:]
+		// The server has rolled back, and there was nothing yet. Where one of several that wait for the same row rolls back, the
+		// others' locks grow by the gap that it leaves, and they wait for each other.
+		if err := f.again(late); err != nil {
+			return nil, f.waited(ctx, err)
+		}
 	}
-	f.fresh.remember(claims, order, c.results)
-	return c.results, nil
+}
+
+// mysqlDeadlocks is how often the first claim of a transaction is tried that loses a deadlock.
+const mysqlDeadlocks = 5
+
+// all claims in key order, those of one scope at a time.
+func (c *mysqlClaim) all(order []int, wait time.Duration) error {
+	for len(order) > 0 {
+		n := 1
+		for n < len(order) && n < mysqlRows && c.claims[order[n]].Scope == c.claims[order[0]].Scope {
+			n++
+		}
+		if err := c.run(order[:n], wait); err != nil {
+			return err
+		}
+		order = order[n:]
+	}
+	return nil
 }
 
 // waited gives the end of a context the meaning that it has in a claim. The connection is closed with it; its session would go on

@@ -16,6 +16,7 @@ const (
 	mysqlReadOnlyOption   = 1290 // ER_OPTION_PREVENTS_STATEMENT: --read-only
 	mysqlLockWaitTimeout  = 1205
 	mysqlDeadlock         = 1213
+	mysqlInTransaction    = 1568 // ER_CANT_CHANGE_TX_CHARACTERISTICS
 	mysqlNoSavepoint      = 1305 // ER_SP_DOES_NOT_EXIST, also said of a savepoint
 	mysqlReadCommittedLog = 1665 // ER_BINLOG_STMT_MODE_AND_ROW_ENGINE
 	mysqlReadOnlyMode     = 1836

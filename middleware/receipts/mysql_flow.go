@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 )
 
@@ -19,8 +20,9 @@ type mysqlFlow struct {
 	// restore puts the session back as it was. guarded: the guard is set.
 	restore string
 	guarded bool
-	// fresh are the claims that count for the marker.
+	// fresh are the claims that count for the marker. used: something was written beside claims.
 	fresh freshClaims
+	used  bool
 
 	mu sync.Mutex
 	id int64
@@ -41,7 +43,24 @@ func (f *mysqlFlow) ready(ctx context.Context) (err error) {
 	var set string
 	set, f.restore = f.server.settings(f.opts.Budget)
 	_, err = f.t.conn.ExecContext(ctx, set)
+	if f.s.number(err) == mysqlInTransaction {
+		// Where the DSN turns autocommit off, whoever had the connection before has left one open, if only by reading. BEGIN
+		// would commit it.
+		if _, err = f.t.conn.ExecContext(ctx, "ROLLBACK"); err == nil {
+			_, err = f.t.conn.ExecContext(ctx, set)
+		}
+	}
 	return err
+}
+
+// again begins anew on the same session, where the server has rolled back.
+func (f *mysqlFlow) again(ctx context.Context) error {
+	set, _ := f.server.settings(0)
+	_, set, _ = strings.Cut(set, ", ") // what the session was like is known
+	if err := f.exec(ctx, "SET "+set); err != nil {
+		return err
+	}
+	return f.exec(ctx, "START TRANSACTION")
 }
 
 // open has nothing left to do.
@@ -170,6 +189,7 @@ func (f *mysqlFlow) divert(ctx context.Context, letters []DeadLetter) error {
 }
 
 func (f *mysqlFlow) insert(ctx context.Context, into, end string, rows [][]any) error {
+	f.used = true
 	return mysqlInserts(into, end, rows, func(query string, args ...any) error { return f.exec(ctx, query, args...) })
 }
 

@@ -73,7 +73,7 @@ func (s *MySQL) migrateMySQL(ctx context.Context, conn *sql.Conn, migrations []M
 	switch {
 	case err == nil:
 		return s.tablesThere(ctx, conn)
-	case !errors.Is(err, ErrSchemaMissing):
+	case !errors.Is(err, ErrSchemaMissing) && !errors.Is(err, errSchemaEmpty): // empty: one was interrupted
 		return err
 	}
 	for _, m := range migrations[min(version, len(migrations)):] {

@@ -39,6 +39,9 @@ type schemaQueries struct {
 	own int
 }
 
+// errSchemaEmpty: the table that records the version has no row.
+var errSchemaEmpty = errors.New("no version is recorded")
+
 // migrationsOf gives the migrations of a dialect in order.
 func migrationsOf(dialect, prefix string) ([]Migration, error) {
 	folder := "migrations/" + dialect
@@ -79,7 +82,7 @@ func (h *sqlHandle) schemaVersion(ctx context.Context, conn *sql.Conn) (version 
 	err = conn.QueryRowContext(ctx, q.versions).Scan(&version, &compatible)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
-		return 0, fmt.Errorf("table %sschema is empty: restore it, or drop the tables and call Migrate", h.prefix)
+		return 0, fmt.Errorf("%w: table %sschema is empty: restore it, or drop the tables and call Migrate", errSchemaEmpty, h.prefix)
 	case err != nil:
 		return 0, fmt.Errorf("reading the schema's version: %w", err)
 	case version < q.own:

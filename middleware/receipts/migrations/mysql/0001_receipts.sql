@@ -4,13 +4,6 @@
 -- the beginning. Names, topics and ids are binary because they are compared byte by byte; read them with CONVERT(topic USING
 -- utf8mb4). Times are microseconds since 1970 UTC.
 
-CREATE TABLE IF NOT EXISTS penstock_schema (
-    version         INT    NOT NULL PRIMARY KEY,
-    -- the oldest version of the code that may run on this schema
-    compatible_from INT    NOT NULL,
-    applied_at      BIGINT NOT NULL
-) ENGINE = InnoDB;
-
 -- One row per identity that was processed. It proves something only while its nonce is in penstock_markers, with claims.
 CREATE TABLE IF NOT EXISTS penstock_receipts (
     scope        VARBINARY(512)  NOT NULL,
@@ -58,7 +51,7 @@ CREATE TABLE IF NOT EXISTS penstock_dead_letters (
     identity_key VARBINARY(512)  NOT NULL,
     fingerprint  VARBINARY(1024) NOT NULL,
     kind         VARBINARY(64)   NOT NULL,
-    reason       TEXT CHARACTER SET utf8mb4 NOT NULL,
+    reason       BLOB            NOT NULL,
     consumer     BLOB            NOT NULL,
     handler      BLOB            NOT NULL,
     topic        BLOB            NOT NULL,
@@ -87,6 +80,14 @@ CREATE TABLE IF NOT EXISTS penstock_parked (
     UNIQUE KEY penstock_parked_once (scope, order_key, digest),
     KEY penstock_parked_order (scope, order_key, position)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
+
+-- The last one, so that what is recorded is there.
+CREATE TABLE IF NOT EXISTS penstock_schema (
+    version         INT    NOT NULL PRIMARY KEY,
+    -- the oldest version of the code that may run on this schema
+    compatible_from INT    NOT NULL,
+    applied_at      BIGINT NOT NULL
+) ENGINE = InnoDB;
 
 INSERT INTO penstock_schema (version, compatible_from, applied_at)
     VALUES (1, 1, UNIX_TIMESTAMP() * 1000000) ON DUPLICATE KEY UPDATE version = version;
