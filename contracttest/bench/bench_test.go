@@ -95,6 +95,7 @@ func TestQuickRunWritesAllItPromises(t *testing.T) {
 			"penstock", "penstock-queued/penstock", "penstock-queued/pipelined-loop",
 			"penstock-queued-batch/penstock", "penstock-queued-batch/pipelined-loop", "pipelined-loop",
 		},
+		"receipts": {"0 receipts", "1000000 receipts/0 receipts"},
 		"distance": {
 			"watermill-16", "penstock/watermill-16", "penstock/loop", "penstock-queued/watermill-16", "penstock-queued/loop",
 			"penstock-queued/pipelined-loop", "loop", "pipelined-loop",
@@ -323,7 +324,7 @@ func TestLoopOnSeveralConnections(t *testing.T) {
 		driver, err := openBroker(ctx, w.messages)
 		require.NoError(t, err)
 		defer func() { assert.NoError(t, driver.Close(ctx)) }()
-		require.NoError(t, driver.Send(ctx, topic, workload(w.messages)))
+		require.NoError(t, driver.Send(ctx, topic, workload(w)))
 		h, err := prepareByHand(ctx, db, w)
 		require.NoError(t, err)
 		defer func() { assert.NoError(t, h.close()) }()
@@ -491,7 +492,7 @@ func TestContendersHaveTheirColours(t *testing.T) {
 			seen[colour(c.name)] = c.name
 		}
 	}
-	assert.Len(t, seen, 8)
+	assert.Len(t, seen, 10)
 	dir := t.TempDir()
 	point := func(study, name string, window, batch int) row {
 		return row{Study: study, Contender: name, Window: window, Batch: batch, Median: 2, Min: 1, Max: 3}

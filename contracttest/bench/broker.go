@@ -38,17 +38,26 @@ func counterNumber(payload []byte) (n int) {
 	return n
 }
 
-// workload makes n messages, the same at every call.
-func workload(n int) []sdk.Message {
+// workload makes a round's messages, the same at every call.
+func workload(w work) []sdk.Message {
+	n := w.messages
 	noise := rand.NewChaCha8([32]byte{})
 	msgs := make([]sdk.Message, n)
 	for i := range msgs {
 		payload := make([]byte, payloadSize)
 		_, _ = noise.Read(payload) // never fails
 		copy(payload, counterName(i))
-		msgs[i] = sdk.Message{ID: fmt.Sprintf("message-%06d", i), Payload: payload}
+		msgs[i] = sdk.Message{ID: w.id(i), Payload: payload}
 	}
 	return msgs
+}
+
+// id is the identity of message i. They rise, as those do that hold a time, unless the study says otherwise.
+func (w work) id(i int) string {
+	if w.scattered {
+		return scattered(w.first + i)
+	}
+	return fmt.Sprintf("message-%06d", w.first+i)
 }
 
 // openBroker gives a driver on a broker of its own, with topic and group.
@@ -149,7 +158,7 @@ func through(ctx context.Context, w work, handler serve) (took time.Duration, er
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, driver.Close(context.WithoutCancel(ctx))) }()
-	if err := driver.Send(ctx, topic, workload(w.messages)); err != nil {
+	if err := driver.Send(ctx, topic, workload(w)); err != nil {
 		return 0, err
 	}
 	a := newAcks(w.messages)

@@ -98,6 +98,12 @@ func colour(name string) string {
 		return "#999999"
 	case pipelineName:
 		return "#000000"
+	case "0 receipts":
+		return "#b3cde3"
+	case "1000000 receipts":
+		return "#6497b1"
+	case "10000000 receipts":
+		return "#03396c"
 	default:
 		return "#cc79a7"
 	}

@@ -54,7 +54,7 @@ func paced(rate int, with handlerOn) body {
 			return 0, nil, errors.Join(err, end())
 		}
 		began := time.Now()
-		err = trips.publish(ctx, pub, c, w.messages, time.Second/time.Duration(rate))
+		err = trips.publish(ctx, pub, c, w, time.Second/time.Duration(rate))
 		if err == nil {
 			err = a.wait(ctx)
 		}
@@ -78,16 +78,16 @@ type trips struct {
 }
 
 // publish publishes messages at even intervals, each at its own time, whether or not earlier ones are done.
-func (t *trips) publish(ctx context.Context, pub *sdk.Publisher, c *running, n int, every time.Duration) error {
+func (t *trips) publish(ctx context.Context, pub *sdk.Publisher, c *running, w work, every time.Duration) error {
 	select {
 	case <-c.router.Running():
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	t.published = make(map[string]time.Time, n)
+	t.published = make(map[string]time.Time, w.messages)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	for _, m := range workload(n) {
+	for _, m := range workload(w) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

@@ -37,7 +37,7 @@ func loopWith(ctx context.Context, w work, apply func(context.Context, []sdk.Del
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, driver.Close(context.WithoutCancel(ctx))) }()
-	if err := driver.Send(ctx, topic, workload(w.messages)); err != nil {
+	if err := driver.Send(ctx, topic, workload(w)); err != nil {
 		return 0, err
 	}
 	l := looping{driver: driver, apply: apply, window: max(w.window/w.place.lanes, 1), sorts: w.place.lanes > 1}

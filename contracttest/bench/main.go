@@ -87,6 +87,7 @@ type options struct {
 	only     *regexp.Regexp
 	out      string
 	servers  *backends.Set
+	large    bool
 }
 
 const (
@@ -100,8 +101,9 @@ func (o *options) flags() *flag.FlagSet {
 	flags.IntVar(&o.rounds, "rounds", defaultRounds, "how many measured `rounds` each contender gets, after one that warms up")
 	flags.IntVar(&o.messages, "messages", 0, "how many `messages` a round of a throughput has; 0: as many as take about a second")
 	flags.BoolVar(&o.quick, "quick", false, "see that everything works, in less than a minute: one round of few messages, no numbers to go by")
+	flags.BoolVar(&o.large, "large", false, "also measure with 10 million receipts in the table: takes some minutes and 3 GB more")
 	flags.StringVar(&o.out, "o", "out", "the `folder` for bench.json and plots; the databases are in it, too, while it runs")
-	flags.Func("only", "run only the studies whose name matches this `regexp`: throughput, unprepared, batch-size, window, latency, sleeping, overhead, postgres, pgx, mariadb, distance",
+	flags.Func("only", "run only the studies whose name matches this `regexp`: throughput, unprepared, batch-size, window, latency, sleeping, overhead, postgres, pgx, mariadb, distance, receipts",
 		func(text string) (err error) {
 			o.only, err = regexp.Compile(text)
 			return err

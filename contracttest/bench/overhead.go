@@ -42,7 +42,7 @@ func callDirectly(callers int) func(context.Context, work) (outcome, error) {
 			return nil
 		})
 		msgs := make([]*message.Message, w.messages)
-		for i, m := range workload(w.messages) {
+		for i, m := range workload(w) {
 			msgs[i] = message.NewMessageWithContext(context.Background(), m.ID, m.Payload)
 		}
 		var before, after runtime.MemStats

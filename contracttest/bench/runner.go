@@ -39,7 +39,10 @@ func (r *runner) all(ctx context.Context, list []study) ([]row, error) {
 }
 
 // study warms every contender up, then lets them take turns, so that what else the machine does hits all alike.
-func (r *runner) study(ctx context.Context, s study) ([]row, error) {
+func (r *runner) study(ctx context.Context, s study) (_ []row, err error) {
+	if s.end != nil {
+		defer func() { err = errors.Join(err, s.end()) }()
+	}
 	sizes := make([]int, len(s.contenders))
 	for i, c := range s.contenders {
 		var err error

@@ -18,6 +18,8 @@ type study struct {
 	warmUp, messages int
 	span             time.Duration
 	contenders       []contender
+	// end gives back what the study kept from round to round; nil: nothing.
+	end func() error
 }
 
 // contender is one way to do the work.
@@ -37,6 +39,9 @@ type work struct {
 	batch    int // 0: as usual
 	// unprepared: the contenders execute their own statements as text.
 	unprepared bool
+	// first is the number of the first message, and scattered gives identities no order.
+	first     int
+	scattered bool
 	// place is the database, where there is one, and url its address.
 	place place
 	url   string
@@ -89,6 +94,7 @@ const (
 	pgxStudy        = "pgx"
 	mariadbStudy    = "mariadb"
 	distanceStudy   = "distance"
+	receiptsStudy   = "receipts"
 )
 
 // studies lists what is to be run.
@@ -105,6 +111,7 @@ func studies(opts options) []study {
 	for _, trip := range []time.Duration{time.Millisecond, 10 * time.Millisecond} {
 		all = append(all, distance(opts.servers, trip))
 	}
+	all = append(all, manyReceipts(opts))
 	var list []study
 	for _, s := range all {
 		if opts.only != nil && !opts.only.MatchString(s.name) {
