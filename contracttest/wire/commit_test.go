@@ -33,18 +33,19 @@ type clientCase struct {
 	name     string
 	get      func(testing.TB) backends.Database
 	protocol wire.Protocol
-	// idle counts the sessions of a database that are in a transaction and wait for their client.
-	idle string
+	// open counts the other sessions of a database that are in a transaction.
+	open string
 }
 
 func clientCases() map[string]clientCase {
-	const postgresIdle = "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in tr%'"
-	const mysqlIdle = `SELECT COUNT(*) FROM information_schema.processlist p JOIN information_schema.innodb_trx t
-		ON t.trx_mysql_thread_id = p.id WHERE p.db = DATABASE() AND p.command = 'Sleep'`
+	const postgresOpen = `SELECT COUNT(*) FROM pg_stat_activity
+		WHERE datname = current_database() AND xact_start IS NOT NULL AND backend_type = 'client backend' AND pid <> pg_backend_pid()`
+	const mysqlOpen = `SELECT COUNT(*) FROM information_schema.processlist p JOIN information_schema.innodb_trx t
+		ON t.trx_mysql_thread_id = p.id WHERE p.db = DATABASE() AND p.id <> CONNECTION_ID()`
 	return map[string]clientCase{
-		"pgx":    {"pgx", servers.Postgres, wire.Postgres, postgresIdle},
-		"lib/pq": {"postgres", servers.Postgres, wire.Postgres, postgresIdle},
-		"mysql":  {"mysql", servers.MySQL, wire.MySQL, mysqlIdle},
+		"pgx":    {"pgx", servers.Postgres, wire.Postgres, postgresOpen},
+		"lib/pq": {"postgres", servers.Postgres, wire.Postgres, postgresOpen},
+		"mysql":  {"mysql", servers.MySQL, wire.MySQL, mysqlOpen},
 	}
 }
 
@@ -155,7 +156,7 @@ func TestCommitIsSwallowed(t *testing.T) {
 	forEachClient(t, wire.Options{}, func(t *testing.T, kind clientCase, all *client) {
 		for name, c := range map[string]struct {
 			match      func(wire.Message) bool
-			rows, idle int
+			rows, open int
 		}{
 			"before it arrives": {wire.Commit, 0, 1},
 			"before its answer": {wire.Committed, 1, 0},
@@ -166,13 +167,13 @@ func TestCommitIsSwallowed(t *testing.T) {
 				answer := all.commit(t)
 				fired(t, rule)
 				require.Equal(t, c.rows, all.rows(t))
-				require.Eventually(t, func() bool { return all.count(t, kind.idle) == c.idle }, 10*time.Second, poll)
+				require.Eventually(t, func() bool { return all.count(t, kind.open) == c.open }, 10*time.Second, poll)
 				require.Empty(t, answer)
 				require.Equal(t, 1, all.Connections())
 
 				require.Equal(t, 1, all.Cut())
 				require.Error(t, <-answer)
-				require.Eventually(t, func() bool { return all.count(t, kind.idle) == 0 }, 10*time.Second, poll)
+				require.Eventually(t, func() bool { return all.count(t, kind.open) == 0 }, 10*time.Second, poll)
 				require.Equal(t, c.rows, all.rows(t))
 			})
 		}
@@ -195,10 +196,10 @@ func TestASwallowedSessionOutlivesItsClient(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				all.empty(t)
 				leave(t, all, all.On(rule))
-				require.Eventually(t, func() bool { return all.count(t, kind.idle) == 1 }, 10*time.Second, poll)
-				require.Never(t, func() bool { return all.count(t, kind.idle) != 1 }, 3*poll, poll)
+				require.Eventually(t, func() bool { return all.count(t, kind.open) == 1 }, 10*time.Second, poll)
+				require.Never(t, func() bool { return all.count(t, kind.open) != 1 }, 3*poll, poll)
 				require.Equal(t, 1, all.Cut())
-				require.Eventually(t, func() bool { return all.count(t, kind.idle) == 0 }, 10*time.Second, poll)
+				require.Eventually(t, func() bool { return all.count(t, kind.open) == 0 }, 10*time.Second, poll)
 			})
 		}
 	})

@@ -22,17 +22,20 @@ type conn struct {
 	client, server *net.TCPConn
 	session        session
 
-	swallowed atomic.Bool
-	once      sync.Once
-	done      chan struct{} // closed by end
+	muted [2]atomic.Bool // what the client, the server sends is thrown away
+	once  sync.Once
+	done  chan struct{} // closed by end
 }
 
-// item is a piece of a stream: bytes, an action, or its end.
+// item is a piece of a stream: bytes, an action, its preparation, or the end.
 type item struct {
 	data  []byte
 	due   time.Time
 	fault *Fault
 	msg   Message
+	// mute throws away what the other end sends from now on, because an action comes that ends or silences the connection
+	// behind the next message: else its answer might be faster than the action.
+	mute bool
 	// end is set for the end of the stream: Finish or Reset, as it came.
 	end Action
 }
@@ -103,6 +106,9 @@ func (c *conn) read(from Side, queue, back chan<- item) {
 func (c *conn) forward(r *bufio.Reader, queue chan<- item, f frame, due time.Time) bool {
 	before, after := c.proxy.taken(f.msg)
 	if !c.act(r, queue, before, f.msg, due) {
+		return false
+	}
+	if n := len(after); n > 0 && after[n-1].rule.Do != Pass && !c.put(queue, item{mute: true, due: due}) {
 		return false
 	}
 	if len(f.head) > 0 && !c.put(queue, item{data: f.head, due: due}) {
@@ -182,7 +188,9 @@ func (c *conn) write(from Side, queue <-chan item) {
 		}
 		held = nil
 		switch {
-		case c.swallowed.Load(): // nobody hears of it, of the end neither
+		case c.muted[from-1].Load(): // nobody hears of it, of the end neither
+		case it.mute:
+			c.muted[2-from].Store(true)
 		case it.fault != nil:
 			c.perform(it.fault, it.msg)
 		case it.end == Finish:
@@ -194,7 +202,7 @@ func (c *conn) write(from Side, queue <-chan item) {
 		default:
 			var data []byte
 			data, held = gather(queue, it)
-			if _, err := target.Write(data); err != nil && !c.swallowed.Load() {
+			if _, err := target.Write(data); err != nil {
 				c.end(Reset, 0)
 				return
 			}
@@ -262,7 +270,8 @@ func (c *conn) perform(f *Fault, m Message) {
 		f.rule.Call(m)
 	}
 	if f.rule.Do == Swallow {
-		c.swallowed.Store(true)
+		c.muted[0].Store(true)
+		c.muted[1].Store(true)
 	}
 	f.done(m)
 	if f.rule.Do == Reset || f.rule.Do == Finish {

@@ -12,8 +12,9 @@ type When uint8
 const (
 	// Before the message is forwarded: it does not arrive, if the action ends or silences the connection.
 	Before When = iota + 1
-	// After the message was handed to the operating system for the other end. If the action ends the connection, the other
-	// end still gets the message.
+	// After the message was handed to the operating system for the other end, which still gets it if the action ends the
+	// connection. If the action ends or silences the connection, nothing that the other end sends from this message on
+	// arrives, its answer least of all. In PostgreSQL's extended protocol a Sync follows an Execute as a message of its own.
 	After
 )
 
