@@ -74,3 +74,16 @@ func (s *SQLite) LastingHooks() int {
 
 // StandStill keeps a transaction's client from noticing the end of its budget.
 func StandStill(tx Tx[*sql.Tx]) { tx.(*sqlTx).timer.Stop() }
+
+// MySQLStatements and MySQLInserts cut SQL into what a client sends at a time.
+var (
+	MySQLStatements = mysqlStatements
+	MySQLInserts    = mysqlInserts
+)
+
+// RememberedSessions counts the connections whose session's number is remembered.
+func (s *MySQL) RememberedSessions() int {
+	s.sessions.mu.Lock()
+	defer s.sessions.mu.Unlock()
+	return len(s.sessions.on)
+}
