@@ -171,7 +171,7 @@ func mysqlHarness(name string) contracttest.StoreHarness[*sql.Tx] {
 			"lock wait":     s.lockWait,
 			"cut statement": cutStatement,
 		},
-		Kill: func(ctx context.Context, tx *sql.Tx) error { return s.kill(ctx, tx) },
+		Kill: s.kill,
 		OpenFaulty: func(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], contracttest.DatabaseFaults, error) {
 			config, err := s.config(dir)
 			if err != nil {
