@@ -94,8 +94,13 @@ func (e *storeEnv[T]) parkedKeys(ctx context.Context, p receipts.Parker, want ..
 
 func sameParked(got, want receipts.Parked) error {
 	texts := [][2]string{
-		{got.Scope, want.Scope}, {got.OrderKey, want.OrderKey}, {got.Handler, want.Handler}, {got.Topic, want.Topic},
-		{got.UUID, want.UUID}, {string(got.Payload), string(want.Payload)}, {got.At.String(), want.At.String()},
+		{got.Scope, want.Scope},
+		{got.OrderKey, want.OrderKey},
+		{got.Handler, want.Handler},
+		{got.Topic, want.Topic},
+		{got.UUID, want.UUID},
+		{string(got.Payload), string(want.Payload)},
+		{got.At.String(), want.At.String()},
 	}
 	for _, t := range texts {
 		if t[0] != t[1] {

@@ -48,8 +48,12 @@ func undoneAlone[T any](ctx context.Context, e *storeEnv[T]) error {
 		fail bool
 		end  func(context.Context) error
 	}{
-		{"kept", false, tx.Keep}, {"undone", false, tx.Undo}, {"again", true, tx.Undo}, {"again", false, tx.Keep},
-		{"undone", false, tx.Undo}, {"last", false, tx.Keep},
+		{"kept", false, tx.Keep},
+		{"undone", false, tx.Undo},
+		{"again", true, tx.Undo},
+		{"again", false, tx.Keep},
+		{"undone", false, tx.Undo},
+		{"last", false, tx.Keep},
 	}
 	for i, s := range steps {
 		if err := e.between(ctx, tx, i); err != nil {

@@ -295,9 +295,17 @@ func (e *storeEnv[T]) letters(ctx context.Context, limit int, want []receipts.De
 
 func sameLetter(got, want receipts.DeadLetter) error {
 	texts := [][2]string{
-		{got.Scope, want.Scope}, {string(got.Key), string(want.Key)}, {string(got.Fingerprint), string(want.Fingerprint)},
-		{string(got.Kind), string(want.Kind)}, {got.Reason, want.Reason}, {got.Consumer, want.Consumer}, {got.Handler, want.Handler},
-		{got.Topic, want.Topic}, {got.UUID, want.UUID}, {string(got.Payload), string(want.Payload)}, {got.At.String(), want.At.String()},
+		{got.Scope, want.Scope},
+		{string(got.Key), string(want.Key)},
+		{string(got.Fingerprint), string(want.Fingerprint)},
+		{string(got.Kind), string(want.Kind)},
+		{got.Reason, want.Reason},
+		{got.Consumer, want.Consumer},
+		{got.Handler, want.Handler},
+		{got.Topic, want.Topic},
+		{got.UUID, want.UUID},
+		{string(got.Payload), string(want.Payload)},
+		{got.At.String(), want.At.String()},
 	}
 	for _, t := range texts {
 		if t[0] != t[1] {
