@@ -83,11 +83,14 @@ func (s *Postgres) Classify(err error) Class {
 	return class
 }
 
-// classifyPg looks at one error of a chain. client is true from the first error of a PostgreSQL client on.
+// classifyPg looks at one error of a chain. client is true from the first error of a PostgreSQL client, or of the store, on.
 func classifyPg(err error, client *bool) (class Class, decided bool) {
 	switch e := err.(type) { //nolint:errorlint // walkErrors takes the chain apart
 	case *classedError:
 		return e.class, true
+	case *storeError:
+		*client = true
+		return ClassOther, false
 	case interface{ SQLState() string }:
 		if code := e.SQLState(); len(code) == 5 {
 			class = pgClass(code)
@@ -99,12 +102,12 @@ func classifyPg(err error, client *bool) (class Class, decided bool) {
 	switch {
 	case of == "connLockError" && errors.Unwrap(err) != nil: // pgx: the connection is closed; without a cause it is only busy
 		return ClassOutage, true
-	case err == context.DeadlineExceeded, err == context.Canceled: //nolint:errorlint // as above
-		return ClassOther, true
 	case err == driver.ErrBadConn, err == sql.ErrConnDone: //nolint:errorlint // as above
 		return ClassOutage, true
 	case !*client:
 		return ClassOther, false
+	case err == context.DeadlineExceeded, err == context.Canceled: //nolint:errorlint // as above
+		return ClassOther, true
 	case err == io.EOF, err == io.ErrUnexpectedEOF, err == net.ErrClosed: //nolint:errorlint // as above
 		return ClassOutage, true
 	}
@@ -131,11 +134,12 @@ func pgClientType(err error) string {
 }
 
 // notCommitted tells whether an error of COMMIT proves that nothing was committed: the server said so. A FATAL one may come
-// after the commit, so only what PostgreSQL raises before it counts.
+// after the commit, so only what PostgreSQL raises before it counts. What pgx says of an error, that it is safe to retry, is not
+// true for COMMIT: a session that is ended while its COMMIT waits for a standby gives "conn closed", and has committed.
 func (s *Postgres) notCommitted(err error) bool {
 	code, ok := sqlState(err)
 	if !ok {
-		return neverSent(err)
+		return false
 	}
 	switch code {
 	case pgUnknownStatement, pgIdleTimeout, pgTxTimeout:
@@ -149,16 +153,6 @@ func (s *Postgres) notCommitted(err error) bool {
 	default:
 		return false
 	}
-}
-
-// neverSent tells whether the client knows that nothing reached the server. pgx has a method for it.
-func neverSent(err error) (never bool) {
-	walkErrors(err, func(e error) bool {
-		s, ok := e.(interface{ SafeToRetry() bool }) //nolint:errorlint // walkErrors takes the chain apart
-		never = ok && s.SafeToRetry()
-		return !never
-	})
-	return never
 }
 
 func (s *Postgres) hasEnded(err error) bool {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"strings"
-	"time"
 )
 
 // pgFlow sends the steps of one transaction over database/sql.
@@ -66,9 +65,6 @@ func (f *pgFlow) waited(ctx context.Context, err error) error {
 	}
 	return err
 }
-
-// lateGrace is how much later than the deadline a claim is cut off, where the server did not end it.
-const lateGrace = 2 * time.Second
 
 // lateContext is ctx with a later deadline, for a statement that the server ends before.
 func lateContext(ctx context.Context) (late context.Context, stop func()) {

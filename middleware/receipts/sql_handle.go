@@ -22,6 +22,8 @@ type sqlHandle struct {
 	prefix string
 	lists  listQueries
 	schema schemaQueries
+	// remote: a server may not answer, and not every client hears of a context then.
+	remote bool
 	// classify is the store's own Classify.
 	classify func(error) Class
 }
@@ -69,31 +71,56 @@ func (h *sqlHandle) conn(ctx context.Context) (*sql.Conn, error) {
 	if err != nil && errors.Is(err, context.DeadlineExceeded) {
 		return nil, &classedError{class: ClassOutage, what: "waiting for a free connection of the pool", err: err}
 	}
-	return conn, err
+	return conn, ofStore(err)
 }
 
-// deadConnections is how often a call takes another connection when the pool handed out a dead one. database/sql does the
-// same for statements outside a transaction, but not for those on a connection that was taken out of the pool.
+// deadConnections is how often a call takes another connection when the pool handed out a dead one, and as often again as
+// connections are idle then: after a restart of the server all of them are dead. database/sql does the same for statements
+// outside a transaction, but not for those on a connection that was taken out of the pool.
 const deadConnections = 3
 
-func again(f func() error) error {
+func (h *sqlHandle) again(f func() error) error {
+	most := deadConnections
 	for attempt := 1; ; attempt++ {
 		err := f()
-		if attempt == deadConnections || !errors.Is(err, driver.ErrBadConn) {
+		if !errors.Is(err, driver.ErrBadConn) {
+			return err
+		}
+		if attempt == 1 && h.db != nil {
+			most += h.db.Stats().Idle
+		}
+		if attempt >= most {
 			return err
 		}
 	}
 }
 
+// storeError is the error of a statement of the store itself, so that what the network says in it is about the database.
+type storeError struct{ err error }
+
+func (e *storeError) Error() string { return e.err.Error() }
+
+func (e *storeError) Unwrap() error { return e.err }
+
+// ofStore marks an error of the store's own statement.
+func ofStore(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &storeError{err}
+}
+
 // read runs f, which only reads, with a connection of its own. f may run more than once.
 func (h *sqlHandle) read(ctx context.Context, f func(conn *sql.Conn) error) error {
-	return again(func() error {
-		conn, giveBack, err := h.borrow(ctx)
-		if err != nil {
-			return err
-		}
-		defer giveBack()
-		return f(conn)
+	return h.again(func() error {
+		return ofStore(h.attend(ctx, 0, func() error {
+			conn, giveBack, err := h.borrow(ctx)
+			if err != nil {
+				return err
+			}
+			defer giveBack()
+			return f(conn)
+		}))
 	})
 }
 
@@ -154,6 +181,32 @@ func await(ctx context.Context, begin func(ctx context.Context) error, abandon f
 			abandon()
 		}()
 		return nil, ctx.Err()
+	}
+}
+
+// clientGrace is how long a client may take to hear that a context has ended.
+const clientGrace = 500 * time.Millisecond
+
+// attend runs f, which sends statements with ctx, and returns by ctx, some time later than that (late, and a grace), even where
+// the client is deaf to it, as lib/pq is while the server does not answer. f then goes on until its connection breaks.
+func (h *sqlHandle) attend(ctx context.Context, late time.Duration, f func() error) error {
+	if !h.remote || ctx.Done() == nil {
+		return f()
+	}
+	answer := make(chan error, 1)
+	go func() { answer <- f() }()
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+	}
+	timer := time.NewTimer(late + clientGrace)
+	defer timer.Stop()
+	select {
+	case err := <-answer:
+		return err
+	case <-timer.C:
+		return &classedError{class: ClassOutage, what: "waiting for the server's answer", err: ctx.Err()}
 	}
 }
 

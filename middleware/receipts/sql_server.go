@@ -109,6 +109,7 @@ func (l *lostCommits) forget(n Nonce) {
 
 // newServer makes the shared part. handle.classify is set by the caller.
 func newServer(handle sqlHandle, dialect serverDialect, isolation sql.IsolationLevel, begin string) sqlServer {
+	handle.remote = true
 	return sqlServer{sqlHandle: handle, dialect: dialect, isolation: isolation, begin: begin, part: "penstock_part_" + rand.Text()}
 }
 
@@ -128,7 +129,7 @@ func (s *sqlServer) Begin(ctx context.Context, opts TxOptions) (Tx[*sql.Tx], err
 		return nil, fmt.Errorf("receipts: begin: negative budget %v or claim wait %v", opts.Budget, opts.ClaimWait)
 	}
 	var t *sqlTx
-	err := again(func() (err error) {
+	err := s.again(func() (err error) {
 		t, err = s.beginOnce(ctx, opts)
 		return err
 	})
@@ -139,29 +140,28 @@ func (s *sqlServer) Begin(ctx context.Context, opts TxOptions) (Tx[*sql.Tx], err
 }
 
 func (s *sqlServer) beginOnce(ctx context.Context, opts TxOptions) (*sqlTx, error) {
-	conn, err := s.conn(ctx)
-	if err != nil {
-		return nil, err
-	}
 	t := &sqlTx{
-		s: s, ctx: context.WithoutCancel(ctx), conn: conn,
+		s: s, ctx: context.WithoutCancel(ctx),
 		txLife: txLife{nonce: NewNonce(), budget: opts.Budget, ended: make(chan struct{})},
 	}
 	t.flow = s.dialect.flow(t, opts)
-	stop, err := await(ctx, func(ctx context.Context) (err error) {
-		if err = t.flow.ready(ctx); err != nil {
+	stop, err := await(ctx, func(inner context.Context) (err error) {
+		if t.conn, err = s.conn(ctx); err != nil {
 			return err
 		}
-		if t.tx, err = conn.BeginTx(ctx, &sql.TxOptions{Isolation: s.isolation}); err != nil {
+		if err = t.flow.ready(inner); err != nil {
 			return err
 		}
-		return t.flow.open(ctx)
+		if t.tx, err = t.conn.BeginTx(inner, &sql.TxOptions{Isolation: s.isolation}); err != nil {
+			return err
+		}
+		return t.flow.open(inner)
 	}, t.abandon)
 	if err != nil {
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
-			err = &classedError{class: ClassOutage, what: "waiting for the server's answer to BEGIN", err: err}
+			err = &classedError{class: ClassOutage, what: "waiting for a connection, or for the answer to BEGIN", err: err}
 		}
-		return nil, err // t belongs to the goroutine that abandons it
+		return nil, ofStore(err) // t belongs to the goroutine that abandons it
 	}
 	t.stop = stop
 	if t.budget > 0 {
@@ -173,15 +173,21 @@ func (s *sqlServer) beginOnce(ctx context.Context, opts TxOptions) (*sqlTx, erro
 // write runs f in a short transaction of the store itself. f may run more than once, even after a COMMIT whose answer was
 // lost, so doing it twice must be the same.
 func (s *sqlServer) write(ctx context.Context, f func(ctx context.Context, conn *sql.Conn) error) error {
-	return again(func() error { return s.writeOnce(ctx, f) })
+	return s.again(func() error { return ofStore(s.writeOnce(ctx, f)) })
 }
 
 func (s *sqlServer) writeOnce(ctx context.Context, f func(ctx context.Context, conn *sql.Conn) error) error {
-	conn, giveBack, err := s.borrow(ctx)
-	if err != nil {
-		return err
-	}
-	defer giveBack()
+	return s.attend(ctx, 0, func() error {
+		conn, giveBack, err := s.borrow(ctx)
+		if err != nil {
+			return err
+		}
+		defer giveBack()
+		return s.writeOn(ctx, conn, f)
+	})
+}
+
+func (s *sqlServer) writeOn(ctx context.Context, conn *sql.Conn, f func(ctx context.Context, conn *sql.Conn) error) error {
 	if _, err := conn.ExecContext(ctx, s.begin); err != nil {
 		discard(conn) // it may have begun
 		return err

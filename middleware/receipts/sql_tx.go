@@ -54,13 +54,29 @@ func (t *sqlTx) Claim(ctx context.Context, claims []Claim) ([]ClaimResult, error
 		return nil, fmt.Errorf("receipts: claim: %w", err)
 	}
 	t.next = false
-	results, err := t.flow.claim(ctx, claims)
+	results, err := t.claim(ctx, claims)
 	if err != nil {
 		return nil, fmt.Errorf("receipts: claim of %d identities, first %q in scope %q: %w",
 			len(claims), claims[0].Key, claims[0].Scope, t.spoil(t.meaning(err)))
 	}
 	return results, nil
 }
+
+func (t *sqlTx) claim(ctx context.Context, claims []Claim) ([]ClaimResult, error) {
+	answer := make(chan []ClaimResult, 1) // nobody else looks at what comes too late
+	err := t.s.attend(ctx, lateGrace, func() error {
+		results, err := t.flow.claim(ctx, claims)
+		answer <- results
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return <-answer, nil
+}
+
+// lateGrace is how much later than its deadline a claim is cut off, where the server did not end it.
+const lateGrace = 2 * time.Second
 
 // Unclaim deletes fresh receipts.
 func (t *sqlTx) Unclaim(ctx context.Context, claims []Claim) error {
@@ -70,7 +86,7 @@ func (t *sqlTx) Unclaim(ctx context.Context, claims []Claim) error {
 	err := t.outsideParts(ctx)
 	t.next = false
 	if err == nil {
-		if err = t.flow.unclaim(ctx, claims); err != nil {
+		if err = t.s.attend(ctx, 0, func() error { return t.flow.unclaim(ctx, claims) }); err != nil {
 			err = t.spoil(t.meaning(err))
 		}
 	}
@@ -91,7 +107,7 @@ func (t *sqlTx) AddOutputs(ctx context.Context, outputs []Output) ([]Output, err
 	}
 	err := t.usable(ctx)
 	if err == nil {
-		if err = t.flow.addOutputs(ctx, stored); err != nil {
+		if err = t.s.attend(ctx, 0, func() error { return t.flow.addOutputs(ctx, stored) }); err != nil {
 			err = t.meaning(err)
 		}
 	}
@@ -109,7 +125,7 @@ func (t *sqlTx) Divert(ctx context.Context, letters []DeadLetter) error {
 	}
 	err := t.usable(ctx)
 	if err == nil {
-		if err = t.flow.divert(ctx, letters); err != nil {
+		if err = t.s.attend(ctx, 0, func() error { return t.flow.divert(ctx, letters) }); err != nil {
 			err = t.meaning(err)
 		}
 	}
@@ -214,7 +230,7 @@ func (t *sqlTx) meaning(err error) error {
 	case !errors.Is(err, ErrTxEnded) && t.s.dialect.hasEnded(err):
 		return fmt.Errorf("%w: %w", ErrTxEnded, err)
 	default:
-		return err
+		return ofStore(err)
 	}
 }
 
@@ -226,12 +242,12 @@ func (t *sqlTx) Commit(ctx context.Context) error {
 	}
 	err := t.outsideParts(ctx)
 	if err == nil {
-		if err = t.flow.seal(ctx); err != nil {
+		if err = t.s.attend(ctx, 0, func() error { return t.flow.seal(ctx) }); err != nil {
 			err = t.meaning(err)
 		}
 	}
 	if err != nil {
-		t.undo()
+		_ = t.s.attend(ctx, 0, t.undo)
 		return fmt.Errorf("receipts: transaction %s: %w", t.nonce, err)
 	}
 	return t.commit(ctx)
@@ -316,6 +332,10 @@ func (t *sqlTx) undo() error {
 
 // abandon undoes a transaction that was never handed out.
 func (t *sqlTx) abandon() {
+	if t.conn == nil {
+		close(t.ended)
+		return
+	}
 	err := driver.ErrBadConn // BEGIN failed, or its answer was not awaited
 	if t.tx != nil {
 		err = t.tx.Rollback()

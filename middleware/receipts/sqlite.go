@@ -99,7 +99,7 @@ func sqlitePrefix(prefix string) (string, error) {
 // says. f may run more than once, even after a COMMIT whose answer was lost, so doing it twice must be the same. f gets a
 // context that is not cancelled: SQLite ends a transaction whose statement is interrupted.
 func (s *SQLite) write(ctx context.Context, keep bool, f func(ctx context.Context, conn *sql.Conn) error) error {
-	return again(func() error { return s.writeOnce(ctx, keep, f) })
+	return s.again(func() error { return s.writeOnce(ctx, keep, f) })
 }
 
 func (s *SQLite) writeOnce(ctx context.Context, keep bool, f func(ctx context.Context, conn *sql.Conn) error) error {

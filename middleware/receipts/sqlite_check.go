@@ -179,7 +179,7 @@ func (s *SQLite) checkDurable(ctx context.Context, conn *sql.Conn, memory bool, 
 // can disturb, then, where the pool has room, with a second connection, which must get SQLITE_BUSY.
 func (s *SQLite) checkWriter(ctx context.Context, pool int) (guarded bool, err error) {
 	var begun *sqliteTx
-	err = again(func() (err error) {
+	err = s.again(func() (err error) {
 		begun, err = s.begin(ctx, TxOptions{})
 		return err
 	})

@@ -17,7 +17,7 @@ func (s *SQLite) Begin(ctx context.Context, opts TxOptions) (Tx[*sql.Tx], error)
 		return nil, fmt.Errorf("receipts: begin: negative budget %v", opts.Budget)
 	}
 	var t *sqliteTx
-	err := again(func() (err error) {
+	err := s.again(func() (err error) {
 		t, err = s.begin(ctx, opts)
 		return err
 	})

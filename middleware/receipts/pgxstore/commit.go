@@ -55,6 +55,9 @@ func (t *transaction) commit(ctx context.Context) error {
 			return t.meaning(err)
 		}
 	}
+	if t.conn.Conn().IsClosed() {
+		return &classedError{class: receipts.ClassOutage, what: "the connection is lost", err: pgconn.ErrConnClosed}
+	}
 	if err := t.closedRows(); err != nil {
 		return err
 	}
@@ -106,12 +109,12 @@ func (t *transaction) read(ctx context.Context, queued []queued, sealed bool, re
 func known(err error) bool {
 	var server *pgconn.PgError
 	var before pgx.ErrPreprocessingBatch
-	return errors.As(err, &server) || errors.As(err, &before) || errors.Is(err, receipts.ErrTxEnded) || pgconn.SafeToRetry(err)
+	return errors.As(err, &server) || errors.As(err, &before) || errors.Is(err, receipts.ErrTxEnded)
 }
 
 // closedRows refuses a commit while the rows of a handler are still open: pgx would call the connection busy.
 func (t *transaction) closedRows() error {
-	if !t.conn.Conn().IsClosed() && t.conn.Conn().PgConn().IsBusy() {
+	if t.conn.Conn().PgConn().IsBusy() {
 		return errors.New("the rows of a query of the handler are still open: close them before returning")
 	}
 	return nil
@@ -169,6 +172,10 @@ func (t *transaction) outlive() {
 // giveBack rolls back what is open and gives the connection back, or closes it. It is called once, with use held.
 func (t *transaction) giveBack() {
 	t.over = true
+	defer close(t.ended)
+	if t.conn == nil {
+		return
+	}
 	conn := t.conn.Conn()
 	severed := t.life.release()
 	if pg := conn.PgConn(); !conn.IsClosed() && (severed || pg.IsBusy() || pg.TxStatus() != 'I') {
@@ -184,5 +191,4 @@ func (t *transaction) giveBack() {
 		}
 	}
 	t.conn.Release()
-	close(t.ended)
 }

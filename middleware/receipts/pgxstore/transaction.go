@@ -21,7 +21,8 @@ const (
 	endTimeout = 5 * time.Second
 	// lateGrace is how much later than its deadline a claim is cut off, where the server did not end it.
 	lateGrace = 2 * time.Second
-	// deadConnections is how often another connection is taken where the pool handed out a dead one.
+	// deadConnections is how often another connection is taken where the pool handed out a dead one, and as often again as
+	// connections are idle: after a restart of the server all of them are dead.
 	deadConnections = 3
 )
 
@@ -149,6 +150,7 @@ func (t *transaction) Claim(ctx context.Context, claims []receipts.Claim) ([]rec
 func (t *transaction) claim(ctx context.Context, claims []receipts.Claim) ([]receipts.ClaimResult, error) {
 	late, stop := lateContext(ctx)
 	defer stop()
+	most := deadConnections + int(t.s.pool.Stat().IdleConns())
 	for attempt := 1; ; attempt++ {
 		call, inserts, err := t.steps.Claim(claims, lockWait(ctx, t.opts.ClaimWait))
 		if err != nil {
@@ -175,12 +177,14 @@ func (t *transaction) claim(ctx context.Context, claims []receipts.Claim) ([]rec
 			}
 			return results, nil
 		}
-		if !first || attempt == deadConnections || !t.conn.Conn().IsClosed() || ctx.Err() != nil {
+		if !first || attempt >= most || !t.conn.Conn().IsClosed() || ctx.Err() != nil {
 			return nil, t.waited(ctx, err)
 		}
 		// The pool's connection was dead, and what was sent on it has gone with it.
 		t.begun = false
+		t.life.release()
 		t.conn.Release()
+		t.conn = nil
 		if err := t.connect(ctx); err != nil {
 			return nil, err
 		}
