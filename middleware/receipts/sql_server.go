@@ -195,8 +195,8 @@ func (s *sqlServer) writeOn(ctx context.Context, conn *sql.Conn, f func(ctx cont
 	if err := f(ctx, conn); err != nil {
 		detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
-		if _, rollbackErr := conn.ExecContext(detached, "ROLLBACK"); rollbackErr != nil {
-			discard(conn)
+		if _, rollbackErr := conn.ExecContext(detached, "ROLLBACK"); rollbackErr != nil || s.classify(err) == ClassOutage {
+			discard(conn) // see sqlTx.unfit
 		}
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 )
 
@@ -21,6 +22,9 @@ type sqlTx struct {
 	flow sqlFlow
 	// stop ends the context of BEGIN, which is that of COMMIT, too.
 	stop func()
+	// unfit: the database did not work on this connection. The next one may reach it where it works again: a session that began
+	// on a read-only server, say, stays read-only.
+	unfit atomic.Bool
 
 	// raw: a handler got the transaction. inPart: Part was called, and neither Keep nor Undo. broken: why nothing can be
 	// committed any more.
@@ -213,6 +217,9 @@ func (t *sqlTx) outsideParts(ctx context.Context) error {
 // spoil remembers an error after which only Rollback is left.
 func (t *sqlTx) spoil(err error) error {
 	t.broken = err
+	if t.s.classify(err) == ClassOutage {
+		t.unfit.Store(true)
+	}
 	return err
 }
 
@@ -372,7 +379,7 @@ func (t *sqlTx) kill() {
 // giveBack returns the connection in a clean state, or closes it for good. ended is the result of the statement that ended
 // the transaction.
 func (t *sqlTx) giveBack(ended error) {
-	if badConn(ended) || !t.clean(ended) {
+	if badConn(ended) || t.unfit.Load() || !t.clean(ended) {
 		discard(t.conn)
 		if f, ok := t.flow.(interface{ discarded() }); ok {
 			f.discarded()

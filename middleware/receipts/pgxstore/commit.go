@@ -169,7 +169,9 @@ func (t *transaction) outlive() {
 	_ = t.rollback()
 }
 
-// giveBack rolls back what is open and gives the connection back, or closes it. It is called once, with use held.
+// giveBack rolls back what is open and gives the connection back, or closes it. It is called once, with use held. One on which
+// the database did not work is closed: the next one may reach it where it works again, while a session that began on a
+// read-only server, say, stays read-only.
 func (t *transaction) giveBack() {
 	t.over = true
 	defer close(t.ended)
@@ -177,12 +179,12 @@ func (t *transaction) giveBack() {
 		return
 	}
 	conn := t.conn.Conn()
-	severed := t.life.release()
-	if pg := conn.PgConn(); !conn.IsClosed() && (severed || pg.IsBusy() || pg.TxStatus() != 'I') {
+	unfit := t.life.release() || t.broken != nil && t.s.Classify(t.broken) == receipts.ClassOutage
+	if pg := conn.PgConn(); !conn.IsClosed() && (unfit || pg.IsBusy() || pg.TxStatus() != 'I') {
 		ctx, cancel := context.WithTimeout(t.ctx, endTimeout)
 		defer cancel()
 		clean := false
-		if !severed && !pg.IsBusy() {
+		if !unfit && !pg.IsBusy() {
 			_, err := conn.Exec(ctx, "rollback")
 			clean = err == nil
 		}
