@@ -60,7 +60,7 @@ func TestMySQLCheckRefuses(t *testing.T) {
 func TestMySQLCheckFinds(t *testing.T) {
 	t.Parallel()
 	db := newMyDB(t)
-	for pool, lanes := range map[int]int{0: 8, 2: 1, 5: 4, 9: 8, 100: 8} {
+	for pool, lanes := range map[int]int{0: 16, 2: 1, 5: 4, 9: 8, 17: 16, 100: 16} {
 		db.SetMaxOpenConns(pool)
 		info, err := db.store.Check(t.Context())
 		must(t, err)
