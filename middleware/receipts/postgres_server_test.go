@@ -27,7 +27,7 @@ func TestPostgresCheck(t *testing.T) {
 	onEachPgClient(t, func(t *testing.T, db *pgDB) {
 		info, err := db.store.Check(t.Context())
 		must(t, err)
-		if info.Dialect != "postgres" || info.Lanes != 8 || info.Parts || info.Pool != pgPool || info.Schema != 2 ||
+		if info.Dialect != "postgres" || info.Lanes != pgPool-1 || info.Parts || info.Pool != pgPool || info.Schema != 2 ||
 			info.ClaimWait != 100*time.Millisecond || len(info.Warnings) != 0 {
 			t.Errorf("info: %+v", info)
 		}
