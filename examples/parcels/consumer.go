@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/url"
 	"os"
-	"os/signal"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -17,6 +16,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/penstock-mq/penstock/contracttest/pipe"
+	"github.com/penstock-mq/penstock/contracttest/stage"
 	"github.com/penstock-mq/penstock/examples/parcels/scan"
 	"github.com/penstock-mq/penstock/middleware/idempotency"
 	"github.com/penstock-mq/penstock/middleware/receipts"
@@ -45,7 +45,7 @@ const consumerEnv = "PENSTOCK_PARCELS_CONSUMER"
 type consumerSpec struct {
 	Socket   string
 	Database string
-	Kill     kill
+	Kill     stage.Kill
 	// Bare leaves the middleware out.
 	Bare bool
 }
@@ -54,23 +54,20 @@ type consumerSpec struct {
 type progress struct {
 	Replayed uint64
 	// Last, where set, are the last words.
-	Last *lastWords `json:",omitempty"`
+	Last *stage.LastWords `json:",omitempty"`
 }
 
-// runConsumer is the child's main: it consumes until its standard input ends, which also happens when the parent dies.
-func runConsumer(specJSON string) error {
-	signal.Ignore(os.Interrupt) // Ctrl-C reaches the whole process group; the parent decides
+// runConsumer is the child's main.
+func runConsumer() error {
 	var spec consumerSpec
-	if err := json.Unmarshal([]byte(specJSON), &spec); err != nil {
-		return fmt.Errorf("read %s: %w", consumerEnv, err)
+	return stage.Consumer(consumerEnv, &spec, func(ctx context.Context) error { return consume(ctx, spec, os.Stdout) })
+}
+
+// tell writes a line to the parent.
+func (p progress) tell(out io.Writer) {
+	if line, err := json.Marshal(p); err == nil {
+		stage.Line(out, line)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		cancel()
-	}()
-	return consume(ctx, spec, os.Stdout)
 }
 
 func consume(ctx context.Context, spec consumerSpec, out io.Writer) error {
@@ -86,8 +83,8 @@ func consume(ctx context.Context, spec consumerSpec, out io.Writer) error {
 		return fmt.Errorf("connect to the broker: %w", err)
 	}
 	defer broker.Close(context.Background())
-	death := &trigger{kill: spec.Kill, out: out}
-	sub, err := sdk.NewSubscriber(killingDriver{broker, death}, sdk.SubscriberConfig{Group: group, MaxInFlight: window})
+	death := stage.NewTrigger(spec.Kill, func(last stage.LastWords) { progress{Last: &last}.tell(out) })
+	sub, err := sdk.NewSubscriber(stage.KillingDriver{Driver: broker, Trigger: death}, sdk.SubscriberConfig{Group: group, MaxInFlight: window})
 	if err != nil {
 		return fmt.Errorf("make the subscriber: %w", err)
 	}
@@ -107,7 +104,7 @@ func consume(ctx context.Context, spec consumerSpec, out io.Writer) error {
 
 // newMiddleware is what an application would write, but for the store's wrapper, which kills.
 func newMiddleware(
-	ctx context.Context, db *sql.DB, limits sdk.Limits, death *trigger,
+	ctx context.Context, db *sql.DB, limits sdk.Limits, death *stage.Trigger,
 ) (*idempotency.Middleware[*sql.Tx], error) {
 	store, err := receipts.NewSQLite(db, receipts.SQLiteOptions{})
 	if err != nil {
@@ -116,7 +113,7 @@ func newMiddleware(
 	if err := store.Migrate(ctx); err != nil {
 		return nil, fmt.Errorf("migrate the receipts: %w", err)
 	}
-	m, err := idempotency.New(killingStore{store, death}, idempotency.Config{
+	m, err := idempotency.New(stage.KillingStore[*sql.Tx]{Store: store, Trigger: death}, idempotency.Config{
 		Consumer: "tracking",
 		Validate: func(msg *message.Message) error { _, err := scan.Parse(msg.Payload); return err },
 		Limits:   limits,
@@ -176,7 +173,7 @@ func apply(ctx context.Context, tx *sql.Tx, msg *message.Message) error {
 }
 
 // applyBare is the same handler without the middleware: a transaction of its own, then the router's ack.
-func applyBare(db *sql.DB, death *trigger) message.NoPublishHandlerFunc {
+func applyBare(db *sql.DB, death *stage.Trigger) message.NoPublishHandlerFunc {
 	return func(msg *message.Message) error {
 		if _, err := scan.Parse(msg.Payload); err != nil {
 			return nil // thrown away
@@ -189,24 +186,21 @@ func applyBare(db *sql.DB, death *trigger) message.NoPublishHandlerFunc {
 		if err := apply(msg.Context(), tx, msg); err != nil {
 			return err
 		}
-		death.pass(beforeCommit, 1, lastWords{Open: 1})
+		death.Pass(stage.BeforeCommit, 1, stage.LastWords{Open: 1})
 		if err := tx.Commit(); err != nil {
 			return fmt.Errorf("commit: %w", err)
 		}
-		death.pass(afterCommit, 1, lastWords{Committed: 1})
+		death.Pass(stage.AfterCommit, 1, stage.LastWords{Committed: 1})
 		return nil
 	}
 }
 
-// reportTo writes a line after each message, at once: what a pipe holds survives the writer.
+// reportTo writes a line after each message.
 func reportTo(out io.Writer, m *idempotency.Middleware[*sql.Tx]) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			outputs, err := next(msg)
-			line, jsonErr := json.Marshal(progress{Replayed: m.Report().Replayed})
-			if jsonErr == nil {
-				_, _ = out.Write(append(line, '\n'))
-			}
+			progress{Replayed: m.Report().Replayed}.tell(out)
 			return outputs, err
 		}
 	}

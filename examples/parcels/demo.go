@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/penstock-mq/penstock/contracttest/pipe"
+	"github.com/penstock-mq/penstock/contracttest/stage"
 	"github.com/penstock-mq/penstock/drivers/memory"
 	"github.com/penstock-mq/penstock/sdk"
 )
@@ -29,15 +31,15 @@ const (
 // demo is one run.
 type demo struct {
 	opts     options
-	out      *display
+	out      *stage.Display
 	sent     []input
 	database string
 	socket   string
 	broker   sdk.Driver
-	tally    *tally
+	tally    *stage.Tally
 
-	kills    map[point]int
-	words    lastWords // of all that were killed
+	kills    map[stage.Point]int
+	words    stage.LastWords // of all that were killed
 	replayed uint64
 }
 
@@ -69,10 +71,10 @@ func runDemo(ctx context.Context, opts options, stdout, stderr io.Writer) error 
 	defer broker.Close(context.Background())
 	d := &demo{
 		opts: opts, sent: sent, database: database, socket: filepath.Join(socketDir, "broker"),
-		out: newDisplay(stderr, len(sent)), broker: broker, tally: newTally(), kills: map[point]int{},
+		out: stage.NewDisplay(stderr, len(sent)), broker: broker, tally: stage.NewTally(), kills: map[stage.Point]int{},
 	}
 	err = d.process(ctx)
-	d.out.end()
+	d.out.End()
 	if err != nil {
 		return err
 	}
@@ -80,7 +82,7 @@ func runDemo(ctx context.Context, opts options, stdout, stderr io.Writer) error 
 	if err != nil {
 		return err
 	}
-	result.deliveries, _, _ = d.tally.counts()
+	result.deliveries, _, _ = d.tally.Counts()
 	result.events, result.replayed, result.kills, result.planned = opts.events, d.replayed, d.kills, opts.kills
 	result.words = d.words
 	result.bare, result.took = opts.bare, time.Since(start)
@@ -102,7 +104,7 @@ func (d *demo) process(ctx context.Context) error {
 	ctx, done := context.WithCancel(ctx)
 	defer done()
 	work, ctx := errgroup.WithContext(ctx)
-	work.Go(func() error { return pipe.NewServer(talliedDriver{d.broker, d.tally}, 0).Serve(ctx, listener) })
+	work.Go(func() error { return pipe.NewServer(d.tally.Driver(d.broker), 0).Serve(ctx, listener) })
 	work.Go(func() error { return d.publish(ctx) })
 	work.Go(func() error {
 		defer done() // ends Serve
@@ -137,87 +139,118 @@ func (d *demo) consumers(ctx context.Context) error {
 	if d.opts.bare {
 		kinds = barePoints()
 	}
-	for _, k := range planKills(kinds, d.opts.kills, d.opts.events, d.opts.seed) {
+	for _, k := range stage.Plan(kinds, d.opts.kills, d.opts.events, d.opts.seed) {
 		if err := d.shortLife(ctx, k); err != nil {
 			return err
 		}
 		d.kills[k.Point]++
-		d.out.killed(d.acks(), k.Point)
+		d.out.Killed(d.acks(), k.Point)
 	}
-	survivor, err := startChild(d.spec(kill{}))
+	survivor, err := startLife(d.spec(stage.Kill{}))
 	if err != nil {
 		return err
 	}
 	if err := d.await(ctx, survivor, len(d.sent)); err != nil {
-		survivor.kill()
+		survivor.Kill()
 		return err
 	}
-	err = survivor.stop(stopTime)
+	err = survivor.Stop(stopTime)
 	d.replayed += survivor.replayed
 	return err
 }
 
+// points are the moments at which a consumer is killed, in turn.
+func points() []stage.Point {
+	return []stage.Point{stage.BeforeCommit, stage.MidBatch, stage.AfterCommit, stage.AckInFlight, stage.AtRandom}
+}
+
+// barePoints are those of a consumer whose messages never share a transaction.
+func barePoints() []stage.Point {
+	return []stage.Point{stage.BeforeCommit, stage.AfterCommit, stage.AckInFlight, stage.AtRandom}
+}
+
+// life is one consumer process, and what it said of itself: to be read after its end.
+type life struct {
+	*stage.Child
+	replayed uint64
+	last     stage.LastWords
+}
+
+func startLife(spec consumerSpec) (l *life, err error) {
+	l = &life{}
+	l.Child, err = stage.Start(consumerEnv, spec, func(line []byte) {
+		var p progress
+		if json.Unmarshal(line, &p) != nil {
+			return
+		}
+		if l.replayed = max(l.replayed, p.Replayed); p.Last != nil {
+			l.last = *p.Last
+		}
+	})
+	return l, err
+}
+
 // shortLife runs a consumer until it is killed.
-func (d *demo) shortLife(ctx context.Context, k kill) error {
-	victim, err := startChild(d.spec(k))
+func (d *demo) shortLife(ctx context.Context, k stage.Kill) error {
+	victim, err := startLife(d.spec(k))
 	if err != nil {
 		return err
 	}
 	defer func() {
-		victim.kill()
+		victim.Kill()
 		d.replayed += victim.replayed
 		d.words.Open += victim.last.Open
 		d.words.Committed += victim.last.Committed
 	}()
 	target := len(d.sent) // it dies before
-	if k.Point == atRandom {
+	if k.Point == stage.AtRandom {
 		target = d.acks() + k.After
 	}
 	if err := d.await(ctx, victim, target); err != nil {
 		return err
 	}
-	if k.Point == atRandom {
+	if k.Point == stage.AtRandom {
 		time.Sleep(k.Wait)
-		victim.kill()
+		victim.Kill()
 	}
-	if !victim.killed() {
+	if !victim.Killed() {
 		return fmt.Errorf("everything was acknowledged before the kill %q could happen", k.Point)
 	}
 	return nil
 }
 
 // await returns when the broker has counted target acks or the process was killed. Everything else is an error.
-func (d *demo) await(ctx context.Context, c *child, target int) error {
+func (d *demo) await(ctx context.Context, c *life, target int) error {
 	stalled := time.NewTimer(stallTime)
 	defer stalled.Stop()
 	for {
-		_, acks, changed := d.tally.counts()
-		d.out.progress(acks)
+		_, acks, changed := d.tally.Counts()
+		d.out.Progress(acks)
 		if acks >= target {
 			return nil
 		}
 		select {
 		case <-changed:
 			stalled.Reset(stallTime)
-		case <-c.exited:
-			if c.killed() {
+		case <-c.Exited():
+			if c.Killed() {
 				return nil
 			}
-			return fmt.Errorf("the consumer ended by itself: %w%s", c.err, c.lastWords())
+			return fmt.Errorf("the consumer ended by itself: %w", c.Ended())
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-stalled.C:
 			return fmt.Errorf("no acknowledgement for %s; %d of %d messages are still with the broker%s",
-				stallTime, len(d.sent)-acks, len(d.sent), c.lastWords())
+				stallTime, len(d.sent)-acks, len(d.sent), c.LastWords())
 		}
 	}
 }
 
 func (d *demo) acks() int {
-	_, acks, _ := d.tally.counts()
+	_, acks, _ := d.tally.Counts()
 	return acks
 }
 
-func (d *demo) spec(k kill) consumerSpec {
+func (d *demo) spec(k stage.Kill) consumerSpec {
 	return consumerSpec{Socket: d.socket, Database: d.database, Kill: k, Bare: d.opts.bare}
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/penstock-mq/penstock/contracttest/stage"
 )
 
 // TestMain makes the test binary the consumer process, when the demo starts it as one. Otherwise it runs the tests with a
@@ -137,7 +139,7 @@ func (w *signalWriter) Write(p []byte) (int, error) {
 func TestAConsumerThatEndsByItselfIsAnError(t *testing.T) {
 	t.Parallel()
 	d := &demo{
-		sent: make([]input, 1), tally: newTally(), out: newDisplay(&bytes.Buffer{}, 1),
+		sent: make([]input, 1), tally: stage.NewTally(), out: stage.NewDisplay(&bytes.Buffer{}, 1),
 		socket: "nobody", database: t.TempDir() + "/parcels.db",
 	}
 	err := d.consumers(t.Context())
@@ -147,20 +149,16 @@ func TestAConsumerThatEndsByItselfIsAnError(t *testing.T) {
 
 func TestChildEnds(t *testing.T) {
 	t.Parallel()
-	failing, err := startChild(consumerSpec{Socket: "nobody", Database: t.TempDir() + "/no/such/folder/parcels.db"})
+	failing, err := startLife(consumerSpec{Socket: "nobody", Database: t.TempDir() + "/no/such/folder/parcels.db"})
 	require.NoError(t, err)
-	err = failing.stop(time.Minute)
+	err = failing.Stop(time.Minute)
 	require.ErrorContains(t, err, "create the tables", "why it ended")
-	assert.False(t, failing.killed())
+	assert.False(t, failing.Killed())
 
 	// It stops in the middle of anything: here it never finds a broker, or has not even begun to look for one.
-	stopped, err := startChild(consumerSpec{Socket: "nobody", Database: t.TempDir() + "/parcels.db"})
+	stopped, err := startLife(consumerSpec{Socket: "nobody", Database: t.TempDir() + "/parcels.db"})
 	require.NoError(t, err)
-	stopped.kill()
-	assert.True(t, stopped.killed())
-	require.Error(t, stopped.stop(time.Minute))
-}
-
-func TestWhatAConsumerIsToldMustBeReadable(t *testing.T) {
-	require.ErrorContains(t, runConsumer("{"), consumerEnv)
+	stopped.Kill()
+	assert.True(t, stopped.Killed())
+	require.Error(t, stopped.Stop(time.Minute))
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-mq/penstock/contracttest/stage"
 )
 
 func TestEventsOfTheRepositoryAreUsed(t *testing.T) {
@@ -95,9 +97,9 @@ func TestPlanKills(t *testing.T) {
 	t.Parallel()
 	for _, size := range []struct{ kills, events int }{{0, 1}, {1, 50}, {5, 250}, {10, 3000}, {60, 3000}} {
 		for seed := range uint64(20) {
-			kills := planKills(points(), size.kills, size.events, seed)
+			kills := stage.Plan(points(), size.kills, size.events, seed)
 			require.Len(t, kills, size.kills)
-			assert.Equal(t, kills, planKills(points(), size.kills, size.events, seed))
+			assert.Equal(t, kills, stage.Plan(points(), size.kills, size.events, seed))
 			total := 0
 			for i, k := range kills {
 				assert.Equal(t, points()[i%len(points())], k.Point)

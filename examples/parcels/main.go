@@ -40,8 +40,8 @@ var errVerdict = errors.New("the promise was not kept")
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
 func run(args []string, stdout, stderr io.Writer) int {
-	if spec := os.Getenv(consumerEnv); spec != "" {
-		if err := runConsumer(spec); err != nil {
+	if os.Getenv(consumerEnv) != "" {
+		if err := runConsumer(); err != nil {
 			fmt.Fprintln(stderr, "consumer:", err)
 			return exitFailed
 		}

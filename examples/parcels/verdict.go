@@ -12,6 +12,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
 
+	"github.com/penstock-mq/penstock/contracttest/stage"
 	"github.com/penstock-mq/penstock/examples/parcels/scan"
 )
 
@@ -34,8 +35,8 @@ type result struct {
 	events     int
 	deliveries int
 	replayed   uint64
-	kills      map[point]int
-	words      lastWords // of those killed
+	kills      map[stage.Point]int
+	words      stage.LastWords // of those killed
 	planned    int
 	bare       bool
 	took       time.Duration

@@ -4,19 +4,18 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
-	"errors"
+	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-mq/penstock/contracttest/stage"
 	"github.com/penstock-mq/penstock/middleware/receipts"
-	"github.com/penstock-mq/penstock/sdk"
 )
 
 // goodDatabase holds what must be there after some events: three good ones, a conflict and an invalid one.
@@ -148,7 +147,7 @@ func TestTheVerdictWantsItsKills(t *testing.T) {
 	_, path, want := goodDatabase(t)
 	result, err := inspect(t.Context(), path, want)
 	require.NoError(t, err)
-	result.planned, result.kills = 3, map[point]int{beforeCommit: 1, atRandom: 1}
+	result.planned, result.kills = 3, map[stage.Point]int{stage.BeforeCommit: 1, stage.AtRandom: 1}
 	assert.Equal(t, []string{"2 kills instead of 3: nothing is proved"}, result.complaints())
 }
 
@@ -163,50 +162,24 @@ func TestInspectSaysWhatItCannotRead(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-func TestTally(t *testing.T) {
+func TestLastWordsAreProgress(t *testing.T) {
 	t.Parallel()
-	counts := newTally()
-	_, _, changed := counts.counts()
-	source := talliedSource{Source: fakeSource{}, tally: counts}
-	deliveries, err := source.Receive(t.Context(), 10)
+	line, err := json.Marshal(progress{Last: &stage.LastWords{Open: 3}})
 	require.NoError(t, err)
-	require.Len(t, deliveries, 2)
-	require.Error(t, source.Settle(t.Context(), []sdk.Settlement{
-		{Token: "stale", Verdict: sdk.Ack}, {Token: "a", Verdict: sdk.Ack}, {Token: "b", Verdict: sdk.Requeue, Delay: time.Second},
-	}))
-	select {
-	case <-changed:
-	default:
-		t.Error("the change was not told")
-	}
-	delivered, acks, _ := counts.counts()
-	assert.Equal(t, []int{2, 1}, []int{delivered, acks}, "a failed ack and a requeue are no acks")
+	var p progress
+	require.NoError(t, json.Unmarshal(line, &p))
+	assert.Equal(t, &stage.LastWords{Open: 3}, p.Last)
+	line, err = json.Marshal(progress{Replayed: 2})
+	require.NoError(t, err)
+	assert.NotContains(t, string(line), "Last")
 }
 
-// fakeSource hands out two deliveries, and fails the first entry of each batch.
-type fakeSource struct{ sdk.Source }
-
-func (fakeSource) Receive(context.Context, int) ([]sdk.Delivery, error) {
-	return make([]sdk.Delivery, 2), nil
-}
-
-func (fakeSource) Settle(context.Context, []sdk.Settlement) error {
-	return &sdk.BatchError{Entries: map[int]error{0: errors.New("stale")}}
-}
-
-func TestDisplayPrintsPlainLinesWithoutATerminal(t *testing.T) {
+func TestTellSaysWhatTheKillsDid(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	d := newDisplay(&out, 50)
-	for acks := range 51 {
-		d.progress(acks)
-		d.progress(acks) // no line twice
-		if acks == 12 {
-			d.killed(acks, atRandom)
-		}
-	}
-	d.end()
-	assert.Equal(t, 11, bytes.Count(out.Bytes(), []byte("\n")), out.String())
-	assert.Contains(t, out.String(), "kill 1  at random, 12 acknowledged\n")
-	assert.Contains(t, out.String(), "100 %  50 of 50 acknowledged\n")
+	(&result{}).tell(&out)
+	assert.Empty(t, out.String(), "no kill did anything")
+	(&result{words: stage.LastWords{Open: 7, Committed: 4}}).tell(&out)
+	assert.Equal(t, "Killed inside a transaction: the work of 7 messages was gone, and was done again.\n"+
+		"Killed after COMMIT: 4 messages came again, and changed nothing.\n", out.String())
 }

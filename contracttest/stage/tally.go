@@ -1,4 +1,4 @@
-package main
+package stage
 
 import (
 	"context"
@@ -7,30 +7,35 @@ import (
 	"github.com/penstock-mq/penstock/sdk"
 )
 
-// tally counts at the broker's side, where no kill reaches: what was handed out and what was acknowledged.
-type tally struct {
+// Tally counts at the broker's side, where no kill of a consumer reaches: what was handed out and what was acknowledged. It
+// is safe for concurrent use.
+type Tally struct {
 	mu         sync.Mutex
 	deliveries int
 	acks       int
 	changed    chan struct{} // closed and replaced at each ack
 }
 
-func newTally() *tally { return &tally{changed: make(chan struct{})} }
+// NewTally starts at zero.
+func NewTally() *Tally { return &Tally{changed: make(chan struct{})} }
 
-// counts gives deliveries and acks so far, and a channel that is closed at the next ack.
-func (t *tally) counts() (deliveries, acks int, changed <-chan struct{}) {
+// Counts gives deliveries and acks so far, and a channel that is closed at the next ack.
+func (t *Tally) Counts() (deliveries, acks int, changed <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.deliveries, t.acks, t.changed
 }
 
-func (t *tally) delivered(n int) {
+// Driver is d with what passes through its sources counted.
+func (t *Tally) Driver(d sdk.Driver) sdk.Driver { return talliedDriver{d, t} }
+
+func (t *Tally) delivered(n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.deliveries += n
 }
 
-func (t *tally) acked(n int) {
+func (t *Tally) acked(n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.acks += n
@@ -38,10 +43,9 @@ func (t *tally) acked(n int) {
 	t.changed = make(chan struct{})
 }
 
-// talliedDriver counts what passes between the consumer and the broker.
 type talliedDriver struct {
 	sdk.Driver
-	tally *tally
+	tally *Tally
 }
 
 func (d talliedDriver) Open(ctx context.Context, b sdk.Binding) (sdk.Source, error) {
@@ -58,7 +62,7 @@ func (d talliedDriver) Open(ctx context.Context, b sdk.Binding) (sdk.Source, err
 
 type talliedSource struct {
 	sdk.Source
-	tally *tally
+	tally *Tally
 }
 
 func (s talliedSource) Receive(ctx context.Context, limit int) ([]sdk.Delivery, error) {

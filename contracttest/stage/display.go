@@ -1,4 +1,4 @@
-package main
+package stage
 
 import (
 	"fmt"
@@ -11,8 +11,8 @@ import (
 	"golang.org/x/term"
 )
 
-// display shows the progress: a bar on a terminal, plain lines elsewhere.
-type display struct {
+// Display shows the progress: a bar on a terminal, plain lines elsewhere.
+type Display struct {
 	out   io.Writer
 	total int
 	bar   *progressbar.ProgressBar // nil elsewhere
@@ -22,8 +22,9 @@ type display struct {
 	tenths int // printed so far
 }
 
-func newDisplay(out io.Writer, total int) *display {
-	d := &display{out: out, total: total}
+// NewDisplay makes a display of the acknowledgements of total messages. It writes a bar where out is a terminal.
+func NewDisplay(out io.Writer, total int) *Display {
+	d := &Display{out: out, total: total}
 	if file, ok := out.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
 		d.bar = progressbar.NewOptions(total,
 			progressbar.OptionSetWriter(out),
@@ -38,10 +39,10 @@ func newDisplay(out io.Writer, total int) *display {
 	return d
 }
 
-func (d *display) label() string { return fmt.Sprintf("acknowledged, %d kills", d.kills) }
+func (d *Display) label() string { return fmt.Sprintf("acknowledged, %d kills", d.kills) }
 
-// progress shows how many messages are acknowledged.
-func (d *display) progress(acks int) {
+// Progress shows how many messages are acknowledged.
+func (d *Display) Progress(acks int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.bar != nil {
@@ -54,8 +55,8 @@ func (d *display) progress(acks int) {
 	}
 }
 
-// killed tells of a kill.
-func (d *display) killed(acks int, at point) {
+// Killed tells of a kill.
+func (d *Display) Killed(acks int, at Point) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.kills++
@@ -66,8 +67,8 @@ func (d *display) killed(acks int, at point) {
 	fmt.Fprintf(d.out, "kill %d  %s, %d acknowledged\n", d.kills, at, acks)
 }
 
-// end leaves the terminal clean for what follows.
-func (d *display) end() {
+// End leaves the terminal clean for what follows.
+func (d *Display) End() {
 	if d.bar != nil {
 		_ = d.bar.Finish()
 		fmt.Fprintln(d.out)

@@ -1,10 +1,8 @@
-package main
+package stage
 
 import (
-	"bytes"
 	"context"
 	"database/sql"
-	"encoding/json"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -59,9 +57,9 @@ func TestPointsAreCountedInMessages(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for p, want := range map[point]int64{midBatch: test.between, beforeCommit: test.commit, afterCommit: test.commit} {
-				death := &trigger{kill: kill{Point: p, After: 1000}}
-				tx := &killingTx{Tx: freshTx{}, trigger: death}
+			for p, want := range map[Point]int64{MidBatch: test.between, BeforeCommit: test.commit, AfterCommit: test.commit} {
+				death := NewTrigger(Kill{Point: p, After: 1000}, func(LastWords) { t.Error("it is not dead yet") })
+				tx := &killingTx[*sql.Tx]{Tx: freshTx{}, trigger: death}
 				_, err := tx.Claim(t.Context(), test.claimed)
 				require.NoError(t, err)
 				for range test.kept {
@@ -73,26 +71,4 @@ func TestPointsAreCountedInMessages(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestLastWordsAreProgress(t *testing.T) {
-	t.Parallel()
-	line, err := json.Marshal(progress{Last: &lastWords{Open: 3}})
-	require.NoError(t, err)
-	var p progress
-	require.NoError(t, json.Unmarshal(line, &p))
-	assert.Equal(t, &lastWords{Open: 3}, p.Last)
-	line, err = json.Marshal(progress{Replayed: 2})
-	require.NoError(t, err)
-	assert.NotContains(t, string(line), "Last")
-}
-
-func TestTellSaysWhatTheKillsDid(t *testing.T) {
-	t.Parallel()
-	var out bytes.Buffer
-	(&result{}).tell(&out)
-	assert.Empty(t, out.String(), "no kill did anything")
-	(&result{words: lastWords{Open: 7, Committed: 4}}).tell(&out)
-	assert.Equal(t, "Killed inside a transaction: the work of 7 messages was gone, and was done again.\n"+
-		"Killed after COMMIT: 4 messages came again, and changed nothing.\n", out.String())
 }
