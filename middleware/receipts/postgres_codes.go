@@ -139,7 +139,7 @@ func pgClientType(err error) string {
 func (s *Postgres) notCommitted(err error) bool {
 	code, ok := sqlState(err)
 	if !ok {
-		return false
+		return false // pgx says of a COMMIT whose answer was cut off that it is safe to try again
 	}
 	switch code {
 	case pgUnknownStatement, pgIdleTimeout, pgTxTimeout:

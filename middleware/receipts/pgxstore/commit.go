@@ -105,7 +105,7 @@ func (t *transaction) read(ctx context.Context, queued []queued, sealed bool, re
 }
 
 // known tells whether an error proves that what was sent behind its statement was not executed: the server said it, or the
-// client did before it sent anything.
+// client did before it sent anything. pgconn.SafeToRetry is no proof: pgx says it of a COMMIT whose answer was cut off, too.
 func known(err error) bool {
 	var server *pgconn.PgError
 	var before pgx.ErrPreprocessingBatch
