@@ -83,7 +83,7 @@ func note(dir string, args []string) error {
 // userOfTheImage makes the user that the image would have.
 func userOfTheImage(dir string) error {
 	url, err := os.ReadFile(filepath.Join(dir, "url"))
-	if err != nil {
+	if len(url) == 0 {
 		return err
 	}
 	ctx := context.Background()
@@ -127,21 +127,25 @@ func forward(dir string) error {
 	}
 }
 
-// installEngine puts a docker into a folder.
-func installEngine(t *testing.T, server *backends.Server) (path, dir string) {
+// installEngine puts a docker into a folder, whose containers are the server.
+func installEngine(t *testing.T, at backends.Database) (path, dir string) {
 	t.Helper()
 	path, dir = t.TempDir(), t.TempDir()
 	script := fmt.Sprintf("#!/bin/sh\n%s='%s' exec '%s' \"$@\"\n", engineVariable, dir, os.Args[0])
 	require.NoError(t, os.WriteFile(filepath.Join(path, "docker"), []byte(script), 0o755))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "url"), []byte(server.Admin().URL()), 0o600))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "upstream"), []byte(server.Admin().Address), 0o600))
+	url, upstream := at.URL(), at.Address
+	if upstream == "" {
+		url, upstream = "", "127.0.0.1:1" // it ends at the first ping
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "url"), []byte(url), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "upstream"), []byte(upstream), 0o600))
 	return path, dir
 }
 
 // Without an engine the commands are all that can be tested: what is said to docker, and that a server in a container can
 // be ended, frozen, started, and is removed.
 func TestContainer(t *testing.T) {
-	path, dir := installEngine(t, servers.TestServer(t, backends.Postgres, backends.ServerOptions{}))
+	path, dir := installEngine(t, servers.TestServer(t, backends.Postgres, backends.ServerOptions{}).Admin())
 	set := openSet(t, backends.Options{Path: path, NoLocal: true}, nil)
 	server := set.TestServer(t, backends.Postgres, backends.ServerOptions{Settings: map[string]string{"max_connections": "20"}})
 	d, err := server.Database(t.Context())
@@ -178,8 +182,7 @@ func TestContainer(t *testing.T) {
 
 // A container that does not start is removed, and its log is shown.
 func TestContainerThatDoesNotStart(t *testing.T) {
-	path, dir := installEngine(t, servers.TestServer(t, backends.Postgres, backends.ServerOptions{}))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "upstream"), []byte("127.0.0.1:1"), 0o600)) // it ends at the first ping
+	path, dir := installEngine(t, backends.Database{})
 	set := openSet(t, backends.Options{Path: path, NoLocal: true}, nil)
 	_, _, err := set.Server(t.Context(), backends.Postgres)
 	require.ErrorContains(t, err, "it was tired")

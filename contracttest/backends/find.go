@@ -85,8 +85,11 @@ func local(ctx context.Context, k Kind, address string) (Database, bool) {
 // private starts a server of our own. Where there is nothing to start it from, the server is nil, and tried says why.
 func (s *Set) private(ctx context.Context, k Kind, opt ServerOptions) (server *Server, source string, tried []string, err error) {
 	source = "a private server from installed programs"
-	if err := canStart(); err != nil {
-		return nil, "", []string{err.Error()}, nil
+	if why := cannotStart(); why != "" {
+		return nil, "", []string{why}, nil
+	}
+	if err := s.isClosed(); err != nil {
+		return nil, "", nil, err
 	}
 	program, tried, err := s.program(ctx, k, opt)
 	if err != nil {

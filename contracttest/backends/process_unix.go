@@ -30,8 +30,8 @@ type process struct {
 // programPause is how long we wait before we look at a process again.
 const programPause = 5 * time.Millisecond
 
-// canStart says why private servers are not started on this system; nil: they are.
-func canStart() error { return nil }
+// cannotStart says why private servers are not started on this system; "": they are.
+func cannotStart() string { return "" }
 
 // servant is whom servers run as if we are root: PostgreSQL refuses to be root.
 func servant() (*syscall.Credential, error) {

@@ -116,7 +116,17 @@ func (s *Set) Close() error {
 	return err
 }
 
-// keep notes a server for Close.
+// isClosed tells whether nothing may be started any more.
+func (s *Set) isClosed() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errors.New("the set of servers is closed")
+	}
+	return nil
+}
+
+// keep notes a server for Close, which may have come meanwhile.
 func (s *Set) keep(server *Server) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
