@@ -13,17 +13,17 @@ import (
 // Check names a right that the role lacks on a table, whichever it is, and asks for none that the store does not use.
 func TestPostgresCheckNamesAMissingRight(t *testing.T) {
 	t.Parallel()
-	db := newPgDB(t, "pgx")
+	db := newPgDB(t, servers.Postgres(t), "pgx", pgOptions{})
 	role := "penstock_test_" + strings.ToLower(rand.Text()[:12])
 	do := func(format string, args ...any) {
 		t.Helper()
-		_, err := db.ExecContext(t.Context(), fmt.Sprintf(format, args...))
+		_, err := db.look.ExecContext(t.Context(), fmt.Sprintf(format, args...))
 		must(t, err)
 	}
 	do(`CREATE ROLE %s`, role)
 	t.Cleanup(func() {
 		for _, query := range []string{"DROP OWNED BY " + role, "DROP ROLE " + role} {
-			if _, err := db.Exec(query); err != nil {
+			if _, err := db.look.Exec(query); err != nil {
 				t.Error(err)
 			}
 		}
