@@ -58,14 +58,19 @@ func newDatabase(t testing.TB, parameters ...string) *database {
 func open(t testing.TB, at backends.Database, parameters ...string) *database {
 	t.Helper()
 	url := at.URL()
-	for _, p := range append([]string{"pool_max_conns=12"}, parameters...) {
+	for _, p := range parameters {
 		separator := "?"
 		if strings.Contains(url, "?") {
 			separator = "&"
 		}
 		url += separator + p
 	}
-	pool, err := pgxpool.New(context.Background(), url)
+	config, err := pgxpool.ParseConfig(url)
+	must(t, err)
+	if !strings.Contains(url, "pool_max_conns") {
+		config.MaxConns = 12
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	must(t, err)
 	t.Cleanup(pool.Close)
 	store, err := pgxstore.New(pool, pgxstore.Options{})
