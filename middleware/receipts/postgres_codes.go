@@ -37,7 +37,7 @@ const (
 func sqlState(err error) (code string, ok bool) {
 	walkErrors(err, func(e error) bool {
 		var s interface{ SQLState() string }
-		if s, ok = e.(interface{ SQLState() string }); ok { //nolint:errorlint // walkErrors takes the chain apart
+		if s, ok = e.(interface{ SQLState() string }); ok {
 			code = s.SQLState()
 			ok = len(code) == 5
 		}

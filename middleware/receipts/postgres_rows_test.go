@@ -18,10 +18,16 @@ import (
 // strangeIdentities are what identities have been lost by.
 func strangeIdentities() [][]byte {
 	return [][]byte{
-		{0}, {0, 0}, {0xff}, {0xff, 0xfe}, []byte("a"), []byte("A"), []byte("a "), []byte("a  "), []byte(" a"), []byte("a\x00"), []byte("a\x00 "),
+		{0},
+		{0, 0},
+		{0xff},
+		{0xff, 0xfe},
+		[]byte("a"), []byte("A"), []byte("a "), []byte("a  "), []byte(" a"), []byte("a\x00"), []byte("a\x00 "),
 		[]byte("ä"), []byte("a\u0308"), []byte("Ä"), []byte("😀"), []byte("😁"), []byte("'"), []byte("''"), []byte(`"`), []byte(`\`), []byte(`\\`),
 		[]byte(`\x61`), []byte("%"), []byte("%%"), []byte("_"), []byte("{}"), []byte(`{"a"}`), []byte("NULL"), []byte("null"), []byte(","),
-		[]byte("ß"), []byte("ss"), []byte("I"), []byte("ı"), []byte("\n"), []byte("\r\n"), []byte("$1"), []byte("?"), {0xc0, 0x80}, {0xed, 0xa0, 0x80},
+		[]byte("ß"), []byte("ss"), []byte("I"), []byte("ı"), []byte("\n"), []byte("\r\n"), []byte("$1"), []byte("?"),
+		{0xc0, 0x80},
+		{0xed, 0xa0, 0x80},
 		bytes.Repeat([]byte{0}, receipts.MaxKey), bytes.Repeat([]byte("x"), receipts.MaxKey), bytes.Repeat([]byte("x"), receipts.MaxKey-1),
 		append(bytes.Repeat([]byte("x"), receipts.MaxKey-1), 'y'), bytes.Repeat([]byte{0xff}, receipts.MaxKey),
 	}
@@ -44,11 +50,11 @@ func TestPostgresIdentityTorture(t *testing.T) {
 		seen := map[string]bool{}
 		for i, key := range keys {
 			scope := []string{"billing", "Billing", "billing ", "b\x00\xff'"}[i%4]
-			if id := scope + "/" + string(key); seen[id] {
+			id := scope + "/" + string(key)
+			if seen[id] {
 				continue
-			} else {
-				seen[id] = true
 			}
+			seen[id] = true
 			claims = append(claims, receipts.Claim{
 				Scope: scope, Key: key, Fingerprint: fmt.Appendf(nil, "%d", i), State: receipts.State(1 + i%2), At: noon.Add(time.Duration(i) * time.Second),
 			})
@@ -108,8 +114,10 @@ func TestPostgresStoredMessages(t *testing.T) {
 		})
 		must(t, err)
 		letters := []receipts.DeadLetter{
-			{Scope: strange, Key: []byte(strange), Fingerprint: []byte(strange), Kind: receipts.KindConflict, Reason: "b\x00\xff\"\\" + strings.Repeat("x", 3000),
-				Consumer: strange, Handler: strange, Topic: strange, UUID: strange, Metadata: map[string]string{"k": strange}, Payload: []byte(strange), At: noon},
+			{
+				Scope: strange, Key: []byte(strange), Fingerprint: []byte(strange), Kind: receipts.KindConflict, Reason: "b\x00\xff\"\\" + strings.Repeat("x", 3000),
+				Consumer: strange, Handler: strange, Topic: strange, UUID: strange, Metadata: map[string]string{"k": strange}, Payload: []byte(strange), At: noon,
+			},
 			{Scope: "s", Kind: receipts.KindRefused, At: noon.Add(time.Second)},
 		}
 		must(t, tx.Divert(t.Context(), letters))

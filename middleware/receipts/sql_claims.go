@@ -100,15 +100,13 @@ func (f *freshClaims) remember(claims []Claim, order []int, results []ClaimResul
 	}
 }
 
-// forget takes claims out that were given up, and tells how many it found.
-func (f *freshClaims) forget(claims []Claim) (forgotten int) {
+// forget takes claims out that were given up.
+func (f *freshClaims) forget(claims []Claim) {
 	given := make(map[identity]bool, len(claims))
 	for i := range claims {
 		given[identity{claims[i].Scope, string(claims[i].Key)}] = true
 	}
-	before := len(*f)
 	*f = slices.DeleteFunc(*f, func(f freshClaim) bool { return given[identity{f.scope, string(f.key)}] })
-	return before - len(*f)
 }
 
 // earlier are the identities that earlier calls of a transaction claimed; the set is made when somebody asks.

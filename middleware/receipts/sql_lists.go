@@ -10,7 +10,7 @@ import (
 // listQueries are the questions about what is stored, in a dialect's words. Their values come in the order of the methods
 // below that ask them.
 type listQueries struct {
-	// unsent: before, length of the scope's prefix, prefix, limit; unsentOf: before, scope, key, limit.
+	// unsent: before, length of a prefix of the scope, that prefix, limit; unsentOf: before, scope, key, limit.
 	unsent, unsentOf string
 	// outputsOf: scope, key.
 	outputsOf string

@@ -273,7 +273,7 @@ func (t *sqlTx) commit(ctx context.Context) error {
 		case <-ctx.Done():
 			t.stop()
 			t.s.lost.add(t.nonce, t.flow.session())
-			go func() { <-answer; t.giveBack(driver.ErrBadConn) }()
+			go func() { t.giveBack(errors.Join(driver.ErrBadConn, <-answer)) }()
 			return t.unknown(ctx.Err())
 		}
 	}
@@ -324,7 +324,7 @@ func (t *sqlTx) Rollback(ctx context.Context) error {
 
 func (t *sqlTx) undone(err error) error {
 	if err == nil || t.broken != nil || errors.Is(err, sql.ErrTxDone) || t.s.dialect.hasEnded(err) {
-		return nil
+		return nil //nolint:nilerr // nothing was open any more, or the caller knows
 	}
 	return fmt.Errorf("receipts: rollback of transaction %s: %w", t.nonce,
 		&classedError{class: ClassOutage, what: "the connection is lost", err: err})

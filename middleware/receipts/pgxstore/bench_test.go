@@ -70,8 +70,8 @@ func byHand(b *testing.B, db *database, keys [][]byte) {
 	batch.Queue("begin")
 	now := time.Now().UnixMicro()
 	for i, key := range keys {
-		print := sha256.Sum256(key)
-		batch.Queue(`INSERT INTO by_hand (scope, id, print, at) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING`, []byte("billing"), key, print[:], now)
+		sum := sha256.Sum256(key)
+		batch.Queue(`INSERT INTO by_hand (scope, id, print, at) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING`, []byte("billing"), key, sum[:], now)
 		batch.Queue(benchEffect, counter(i))
 	}
 	batch.Queue("commit")
@@ -86,8 +86,8 @@ func throughStore(b *testing.B, db *database, keys [][]byte, effect func(tx *pgx
 	claims := make([]receipts.Claim, len(keys))
 	now := time.Now()
 	for i, key := range keys {
-		print := sha256.Sum256(key)
-		claims[i] = receipts.Claim{Scope: "billing", Key: key, Fingerprint: print[:], State: receipts.StateDone, At: now}
+		sum := sha256.Sum256(key)
+		claims[i] = receipts.Claim{Scope: "billing", Key: key, Fingerprint: sum[:], State: receipts.StateDone, At: now}
 	}
 	_, err = tx.Claim(ctx, claims)
 	must(b, err)

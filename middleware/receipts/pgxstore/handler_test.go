@@ -176,7 +176,8 @@ func TestAnEarlierMembersErrorIsNotTheRunningOnes(t *testing.T) {
 			tx := db.claimed(t, name+"1", name+"2")
 			member(tx, 0).Queue(`INSERT INTO counters VALUES ('x', 5000)`)
 			raw := member(tx, 1)
-			held := wantMember(t, f(raw), 0)
+			held := f(raw)
+			wantMember(t, held, 0)
 			var server *pgconn.PgError
 			if !errors.As(held, &server) || server.Code != "23514" || db.store.Classify(held) != receipts.ClassOther {
 				t.Errorf("its cause: %v", held)

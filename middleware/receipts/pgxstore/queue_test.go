@@ -15,13 +15,12 @@ func member(tx receipts.Tx[*pgxstore.Tx], n int) *pgxstore.Tx {
 	return tx.Raw()
 }
 
-func wantMember(t *testing.T, err error, n int) *receipts.MemberError {
+func wantMember(t *testing.T, err error, n int) {
 	t.Helper()
 	var m *receipts.MemberError
 	if !errors.As(err, &m) || m.Member != n {
 		t.Fatalf("error %v: want one of member %d", err, n)
 	}
-	return m
 }
 
 func TestCheck(t *testing.T) {

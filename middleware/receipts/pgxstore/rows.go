@@ -36,7 +36,7 @@ func (r *rows) Next() bool {
 	if r.Rows.Next() {
 		return true
 	}
-	r.t.ran(r.Rows.Err())
+	r.t.ran(r.Err())
 	return false
 }
 
@@ -45,7 +45,7 @@ func (r *rows) Close() {
 	r.t.use.Lock()
 	defer r.t.use.Unlock()
 	r.Rows.Close()
-	r.t.ran(r.Rows.Err())
+	r.t.ran(r.Err())
 }
 
 // Scan reads the values of the row.

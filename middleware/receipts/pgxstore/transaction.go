@@ -261,7 +261,7 @@ func lateContext(ctx context.Context) (late context.Context, stop func()) {
 		late, cancel = context.WithCancel(context.WithoutCancel(ctx))
 	}
 	unwatch := context.AfterFunc(ctx, func() {
-		if ctx.Err() == context.Canceled { //nolint:errorlint // a context's own error
+		if ctx.Err() == context.Canceled {
 			cancel()
 		}
 	})
