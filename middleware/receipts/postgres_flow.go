@@ -3,6 +3,7 @@ package receipts
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"strings"
 )
 
@@ -57,13 +58,19 @@ func (f *pgFlow) claim(ctx context.Context, claims []Claim) ([]ClaimResult, erro
 	return call.Results()
 }
 
-// waited says of a claim that was cut off, by the server or by ctx, that it waited for others: it does nothing else for long.
+// waited says what it means that a claim was cut off. By the server, or by whoever cancelled it, it waited for others: it does
+// nothing else for long. A server that says nothing until the deadline, although the wait for others was to end before, does
+// not work.
 func (f *pgFlow) waited(ctx context.Context, err error) error {
-	code, _ := sqlState(err)
-	if (code == pgQueryCanceled || ctx.Err() != nil) && !f.t.isExpired() {
+	code, answered := sqlState(err)
+	switch {
+	case f.t.isExpired(), ctx.Err() == nil && code != pgQueryCanceled:
+		return err
+	case !answered && errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return &classedError{class: ClassOutage, what: "waiting for the server's answer to a claim", err: err}
+	default:
 		return &classedError{class: ClassContention, what: "waiting for other transactions", err: err}
 	}
-	return err
 }
 
 // lateContext is ctx with a later deadline, for a statement that the server ends before.

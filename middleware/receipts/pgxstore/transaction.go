@@ -225,14 +225,20 @@ func (t *transaction) look(ctx context.Context, call *receipts.PostgresClaims) (
 	return call.Results()
 }
 
-// waited says of a claim that was cut off, by the server or by ctx, that it waited for others: it does nothing else for long.
+// waited says what it means that a claim was cut off. By the server, or by whoever cancelled it, it waited for others: it does
+// nothing else for long. A server that says nothing until the deadline, although the wait for others was to end before, does
+// not work.
 func (t *transaction) waited(ctx context.Context, err error) error {
 	var server *pgconn.PgError
-	canceled := errors.As(err, &server) && server.Code == queryCanceled
-	if (canceled || ctx.Err() != nil) && !t.life.isExpired() {
+	answered := errors.As(err, &server)
+	switch {
+	case t.life.isExpired(), ctx.Err() == nil && !(answered && server.Code == queryCanceled):
+		return err
+	case !answered && errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return &classedError{class: receipts.ClassOutage, what: "waiting for the server's answer to a claim", err: err}
+	default:
 		return &classedError{class: receipts.ClassContention, what: "waiting for other transactions", err: err}
 	}
-	return err
 }
 
 // lockWait is how long the server lets a claim wait for a lock: not until the context's deadline, so that the server says it,
