@@ -14,6 +14,10 @@ help: ## list the targets
 demo: ## show the promise kept: parcels' scan events, duplicated and killed, each applied once
 	@CGO_ENABLED=0 $(GO) run ./examples/parcels
 
+.PHONY: ledger
+ledger: backends ## the same on PostgreSQL: money between hot accounts, three processes, killed; LEDGER=-help lists flags
+	@CGO_ENABLED=0 $(GO) run ./examples/ledger $(LEDGER)
+
 .PHONY: test
 test: need-cc backends ## run all tests under the race detector; what was skipped is listed at the end, with the reason
 	@$(TOOL) gotestsum --format pkgname -- -race -timeout 10m $(PKGS); code=$$?; .ci/install-backends --list; exit $$code

@@ -19,7 +19,7 @@ import (
 // Child is one life of a consumer process. Its methods can be called from any goroutine.
 type Child struct {
 	cmd    *exec.Cmd
-	stdin  io.Closer
+	stdin  io.WriteCloser
 	stderr lockedBuffer
 	exited chan struct{}
 	err    error // after exited: what Wait said
@@ -80,6 +80,19 @@ func (c *Child) Kill() {
 	<-c.exited
 }
 
+// Tell writes a line to the process's standard input, spec as JSON. It does not wait for an effect; an error means that the
+// process has ended.
+func (c *Child) Tell(spec any) error {
+	line, err := json.Marshal(spec)
+	if err != nil {
+		return fmt.Errorf("encode what the consumer is told: %w", err)
+	}
+	if _, err := c.stdin.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("tell the consumer: %w", err)
+	}
+	return nil
+}
+
 // Stop asks the process to end, by ending its input, and waits; it is killed when it takes longer than patience.
 func (c *Child) Stop(patience time.Duration) error {
 	_ = c.stdin.Close()
@@ -110,9 +123,10 @@ func (c *Child) LastWords() string {
 }
 
 // Consumer is the main of a child process. It reads into spec what the parent said, and calls consume, whose context is done
-// when standard input ends: that is how the parent asks for the end, and what happens when the parent dies. Ctrl-C reaches
+// when standard input ends: that is how the parent asks for the end, and what happens when the parent dies. What the parent
+// tells meanwhile is called out to heard, line by line, where that is not nil; heard does not keep the slice. Ctrl-C reaches
 // the whole group of processes and is left to the parent.
-func Consumer(variable string, spec any, consume func(context.Context) error) error {
+func Consumer(variable string, spec any, heard func([]byte), consume func(context.Context) error) error {
 	signal.Ignore(os.Interrupt)
 	text, ok := os.LookupEnv(variable)
 	if !ok {
@@ -124,7 +138,11 @@ func Consumer(variable string, spec any, consume func(context.Context) error) er
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
+		for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+			if heard != nil {
+				heard(lines.Bytes())
+			}
+		}
 		cancel()
 	}()
 	return consume(ctx)

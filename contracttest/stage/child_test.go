@@ -30,7 +30,7 @@ type part struct {
 func TestMain(m *testing.M) {
 	if os.Getenv(childVariable) != "" {
 		var p part
-		if err := Consumer(childVariable, &p, p.play); err != nil {
+		if err := Consumer(childVariable, &p, p.hear, p.play); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -38,6 +38,8 @@ func TestMain(m *testing.M) {
 	}
 	goleak.VerifyTestMain(m)
 }
+
+func (p *part) hear(line []byte) { Line(os.Stdout, fmt.Append(nil, "heard ", string(line))) }
 
 func (p *part) play(ctx context.Context) error {
 	Line(os.Stdout, []byte(p.Say))
@@ -89,10 +91,13 @@ func TestAChildThatIsStopped(t *testing.T) {
 	t.Parallel()
 	c, s := start(t, part{Say: "hello"})
 	<-s.first
+	require.NoError(t, c.Tell(map[string]int{"a": 1}))
 	require.NoError(t, c.Stop(time.Minute))
 	require.NoError(t, c.Ended())
 	assert.False(t, c.Killed())
-	assert.Equal(t, []string{"hello", "asked to end"}, s.lines)
+	assert.Equal(t, []string{"hello", `heard {"a":1}`, "asked to end"}, s.lines)
+	require.ErrorContains(t, c.Tell(1), "tell the consumer")
+	require.ErrorContains(t, c.Tell(func() {}), "encode")
 	c.Kill() // nothing is left to do
 	assert.False(t, c.Killed())
 }
@@ -125,9 +130,9 @@ func TestAChildThatKillsItself(t *testing.T) {
 
 func TestAChildMustBeToldWhatToDo(t *testing.T) {
 	var p part
-	require.ErrorContains(t, Consumer(childVariable, &p, nil), "not set")
+	require.ErrorContains(t, Consumer(childVariable, &p, nil, nil), "not set")
 	t.Setenv(childVariable, "{")
-	require.ErrorContains(t, Consumer(childVariable, &p, nil), childVariable)
+	require.ErrorContains(t, Consumer(childVariable, &p, nil, nil), childVariable)
 	_, err := Start(childVariable, func() {}, nil)
 	require.ErrorContains(t, err, "encode")
 }

@@ -6,7 +6,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/penstock-mq/penstock/middleware/receipts"
@@ -59,20 +59,33 @@ type LastWords struct {
 
 // Trigger ends this process when its point has been passed often enough. It is safe for concurrent use.
 type Trigger struct {
-	kill   Kill
-	say    func(LastWords)
-	passed atomic.Int64
+	say func(LastWords)
+
+	mu   sync.Mutex
+	kill Kill // After counts down
 }
 
 // NewTrigger makes one; say is called just before the end.
 func NewTrigger(k Kill, say func(LastWords)) *Trigger { return &Trigger{kill: k, say: say} }
+
+// Set changes when the process is to die. What was passed before does not count.
+func (t *Trigger) Set(k Kill) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.kill = k
+}
 
 // Line writes a line to the parent, at once: what a pipe holds survives its writer.
 func Line(out io.Writer, line []byte) { _, _ = out.Write(append(line, '\n')) }
 
 // Pass counts n passages of a point; it does not return from the last one. The process dies with words about what was open.
 func (t *Trigger) Pass(p Point, n int, words LastWords) {
-	if t.kill.Point != p || t.passed.Add(int64(n)) < int64(t.kill.After) {
+	t.mu.Lock()
+	defer t.mu.Unlock() // not released by the last passage: nothing else is passed then
+	if t.kill.Point != p {
+		return
+	}
+	if t.kill.After -= n; t.kill.After > 0 {
 		return
 	}
 	t.say(words)

@@ -45,8 +45,8 @@ func TestPointsAreCountedInMessages(t *testing.T) {
 		claimed   []receipts.Claim
 		unclaimed []receipts.Claim
 		kept      int
-		between   int64
-		commit    int64
+		between   int
+		commit    int
 	}{
 		"a lone message":   {claimed: claims("a"), commit: 1},
 		"three":            {claimed: claims("a", "b", "c"), kept: 3, between: 2, commit: 3},
@@ -57,7 +57,7 @@ func TestPointsAreCountedInMessages(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for p, want := range map[Point]int64{MidBatch: test.between, BeforeCommit: test.commit, AfterCommit: test.commit} {
+			for p, want := range map[Point]int{MidBatch: test.between, BeforeCommit: test.commit, AfterCommit: test.commit} {
 				death := NewTrigger(Kill{Point: p, After: 1000}, func(LastWords) { t.Error("it is not dead yet") })
 				tx := &killingTx[*sql.Tx]{Tx: freshTx{}, trigger: death}
 				_, err := tx.Claim(t.Context(), test.claimed)
@@ -67,8 +67,19 @@ func TestPointsAreCountedInMessages(t *testing.T) {
 				}
 				require.NoError(t, tx.Unclaim(t.Context(), test.unclaimed))
 				require.NoError(t, tx.Commit(t.Context()))
-				assert.Equal(t, want, death.passed.Load(), p)
+				assert.Equal(t, want, 1000-death.kill.After, p)
 			}
 		})
 	}
+}
+
+// What was passed before an order is given does not count, and a point that is not meant never does.
+func TestATriggerThatIsSetLater(t *testing.T) {
+	t.Parallel()
+	trigger := NewTrigger(Kill{}, func(LastWords) { t.Error("it is not dead yet") })
+	trigger.Pass(BeforeCommit, 100, LastWords{})
+	trigger.Set(Kill{Point: BeforeCommit, After: 3})
+	trigger.Pass(AfterCommit, 100, LastWords{})
+	trigger.Pass(BeforeCommit, 2, LastWords{})
+	assert.Equal(t, 1, trigger.kill.After)
 }

@@ -60,7 +60,7 @@ type progress struct {
 // runConsumer is the child's main.
 func runConsumer() error {
 	var spec consumerSpec
-	return stage.Consumer(consumerEnv, &spec, func(ctx context.Context) error { return consume(ctx, spec, os.Stdout) })
+	return stage.Consumer(consumerEnv, &spec, nil, func(ctx context.Context) error { return consume(ctx, spec, os.Stdout) })
 }
 
 // tell writes a line to the parent.
