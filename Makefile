@@ -20,7 +20,7 @@ ledger: backends ## the same on PostgreSQL: money between hot accounts, three pr
 
 .PHONY: test
 test: need-cc backends ## run all tests under the race detector; what was skipped is listed at the end, with the reason
-	@$(TOOL) gotestsum --format pkgname -- -race -timeout 10m $(PKGS); code=$$?; .ci/install-backends --list; exit $$code
+	@$(TOOL) gotestsum --format pkgname -- -race -timeout 20m $(PKGS); code=$$?; .ci/install-backends --list; exit $$code
 
 .PHONY: backends
 backends: ## install the database servers that tests use, where that is allowed; else say how
