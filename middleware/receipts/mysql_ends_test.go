@@ -369,3 +369,20 @@ func TestMySQLSilence(t *testing.T) {
 		})
 	}
 }
+
+// TestMySQLRefusesConnections has a server that does not let the client's handshake come to its end. The client has an error
+// without a code for that, which the store has not met before.
+func TestMySQLRefusesConnections(t *testing.T) {
+	t.Parallel()
+	through, p := newMyDB(t).throughProxy(t)
+	back := p.Refuse()
+	p.Cut()
+	for range 3 {
+		_, err := through.store.Begin(t.Context(), receipts.TxOptions{})
+		if class := through.store.Classify(err); class != receipts.ClassOutage {
+			t.Errorf("class %d: %v", class, err)
+		}
+	}
+	back()
+	through.begin(t)
+}

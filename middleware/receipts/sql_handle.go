@@ -53,7 +53,7 @@ func (h *sqlHandle) borrow(ctx context.Context) (conn *sql.Conn, giveBack func()
 		return conn, func() { _ = conn.Close() }, nil
 	}
 	db, done := h.open()
-	own := sqlHandle{db: db}
+	own := sqlHandle{db: db, classify: h.classify}
 	if conn, err = own.conn(ctx); err != nil {
 		_ = done()
 		return nil, nil, err
@@ -62,16 +62,23 @@ func (h *sqlHandle) borrow(ctx context.Context) (conn *sql.Conn, giveBack func()
 }
 
 // conn takes a connection out of the pool. A deadline that passes meanwhile means that the pool is exhausted, or that the
-// database cannot be opened: an outage, which the context's error alone would not tell.
+// database cannot be opened: an outage, which the context's error alone would not tell. So is whatever else keeps a connection
+// from being opened: clients have errors without a code for that.
 func (h *sqlHandle) conn(ctx context.Context) (*sql.Conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	conn, err := h.db.Conn(ctx)
-	if err != nil && errors.Is(err, context.DeadlineExceeded) {
+	switch {
+	case err == nil:
+		return conn, nil
+	case errors.Is(err, context.DeadlineExceeded):
 		return nil, &classedError{class: ClassOutage, what: "waiting for a free connection of the pool", err: err}
+	case ctx.Err() == nil && h.classify(err) == ClassOther:
+		return nil, &classedError{class: ClassOutage, what: "opening a connection", err: err}
+	default:
+		return nil, err
 	}
-	return conn, ofStore(err)
 }
 
 // deadConnections is how often a call takes another connection when the pool handed out a dead one, and as often again as
