@@ -393,7 +393,10 @@ func comeBackClean[T any](ctx context.Context, e *storeEnv[T]) error {
 	for name, fail := range e.s.Errors {
 		ends[name] = func(tx receipts.Tx[T]) error {
 			_ = fail(ctx, tx.Raw())
-			return tx.Rollback(ctx)
+			if err := tx.Rollback(ctx); e.a.Classify(err) != receipts.ClassOutage { // it says that the connection was lost
+				return err
+			}
+			return nil
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(ends)) {

@@ -252,7 +252,7 @@ func heldRow[T any](ctx context.Context, e *txEnv[T]) error {
 	if err != nil {
 		return fmt.Errorf("beginning the other transaction: %w", err)
 	}
-	if err := e.s.Apply(ctx, other.Raw(), hot, 100); err != nil {
+	if err := e.holds(ctx, other.Raw()); err != nil {
 		return errors.Join(err, other.Rollback(ctx))
 	}
 	ids := e.ids(batchSize)
@@ -279,6 +279,15 @@ func heldRow[T any](ctx context.Context, e *txEnv[T]) error {
 	want := once(ids...)
 	want.effects[hot], want.receipts = int64(len(ids)), len(ids)
 	return e.balance(ctx, want)
+}
+
+// holds writes the row. Where the transaction can be asked for it, it has been written then: what is only queued locks nothing.
+func (e *txEnv[T]) holds(ctx context.Context, tx T) error {
+	err := e.s.Apply(ctx, tx, hot, 100)
+	if err == nil && e.s.Read != nil {
+		_, err = e.s.Read(ctx, tx, hot)
+	}
+	return err
 }
 
 // readThenWrite has two consumers, each with batches, count with one counter: what it reads decides what it writes.

@@ -277,12 +277,13 @@ func (e *txEnv[T]) freeWhileWaiting(ctx context.Context, failed <-chan struct{},
 	case <-ctx.Done():
 		return fmt.Errorf("the handler never ran: %w", ctx.Err())
 	}
-	for range 4 {
+	const patience = 3 * retryAfter / 10 // less than the wait altogether
+	for range 2 {
 		if err := pause(ctx, retryAfter/10); err != nil {
 			return err
 		}
-		begin, cancel := context.WithTimeout(ctx, retryAfter/10)
-		tx, err := e.db.Store.Begin(begin, receipts.TxOptions{Budget: retryAfter / 10})
+		begin, cancel := context.WithTimeout(ctx, patience)
+		tx, err := e.db.Store.Begin(begin, receipts.TxOptions{Budget: patience})
 		if err == nil {
 			err = errors.Join(e.s.Apply(begin, tx.Raw(), id, 1), tx.Rollback(ctx))
 		}
