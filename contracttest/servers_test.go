@@ -3,7 +3,9 @@ package contracttest_test
 import (
 	"fmt"
 	"os"
+	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -17,6 +19,7 @@ var servers *backends.Set
 // TestMain turns this binary into the consumer of a kill clause where one has started it.
 func TestMain(m *testing.M) {
 	contracttest.TxChild(txStores()...)
+	contracttest.TxChild(postgresNative(told(nativeName)))
 	var err error
 	if servers, err = backends.Open(backends.Options{}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -24,3 +27,24 @@ func TestMain(m *testing.M) {
 	}
 	goleak.VerifyTestMain(servers.Around(m))
 }
+
+// unbubbled is the memory driver as it is to databases that are somewhere else: no bubble, and patience for a machine that
+// does other things, too.
+func unbubbled() contracttest.Harness {
+	return contracttest.Harness{Name: "memory", Fresh: memoryHarness, Patience: 20 * time.Second}
+}
+
+// serverVariable hands the address of a harness's server down to child processes.
+func serverVariable(harness string) string {
+	return "PENSTOCK_CONTRACTTEST_" + strings.ToUpper(harness)
+}
+
+// tell has child processes find a harness's server at this address.
+func tell(t *testing.T, harness, at string) string {
+	t.Helper()
+	must(t, os.Setenv(serverVariable(harness), at)) // t.Setenv is not for tests that run in parallel
+	return at
+}
+
+// told is the address that tell was called with, here or in the parent process.
+func told(harness string) string { return os.Getenv(serverVariable(harness)) }

@@ -7,8 +7,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"os"
-	"strings"
 	"sync"
 	"testing"
 
@@ -20,27 +18,33 @@ import (
 	"github.com/penstock-mq/penstock/middleware/receipts"
 )
 
-func TestStoreMariaDB(t *testing.T) { contracttest.RunStore(t, onMySQL(t, "mariadb", backends.MySQL)) }
+func TestStoreMariaDB(t *testing.T) {
+	t.Parallel()
+	contracttest.RunStore(t, onMySQL(t, "mariadb", backends.MySQL))
+}
+
+func TestTxMemoryMariaDB(t *testing.T) {
+	t.Parallel()
+	contracttest.RunTx(t, unbubbled(), onMySQL(t, "mariadb", backends.MySQL))
+}
 
 // TestStoreMySQL8 runs where PENSTOCK_MYSQL8_URL names a server.
 func TestStoreMySQL8(t *testing.T) { contracttest.RunStore(t, onMySQL(t, "mysql8", backends.MySQL8)) }
 
-// TestTxMemoryMariaDB runs in real time.
-func TestTxMemoryMariaDB(t *testing.T) {
-	contracttest.RunTx(t, memoryHarness(), onMySQL(t, "mariadb", backends.MySQL))
-}
-
 // mysqlPool is the most connections of one handle.
 const mysqlPool = 9
 
-// mysqlVariable hands the address of the server down to child processes.
-func mysqlVariable(name string) string { return "PENSTOCK_CONTRACTTEST_" + strings.ToUpper(name) }
-
-// onMySQL is a harness on the server of a kind, where each folder has a database of its own. They are dropped with the test.
+// onMySQL is a harness on the server of a kind that the tests share.
 func onMySQL(t *testing.T, name string, kind backends.Kind) contracttest.StoreHarness[*sql.Tx] {
 	t.Helper()
-	at := servers.TestDatabase(t, kind)
-	t.Setenv(mysqlVariable(name), at.DSN())
+	return onMySQLOf(t, name, servers.TestDatabase(t, kind))
+}
+
+// onMySQLOf is a harness on the server of a database. There each folder has a database of its own. They are dropped with the
+// test.
+func onMySQLOf(t *testing.T, name string, at backends.Database) contracttest.StoreHarness[*sql.Tx] {
+	t.Helper()
+	tell(t, name, at.DSN())
 	s := mysqlHarness(name)
 	made := map[string]bool{}
 	var mu sync.Mutex
@@ -74,14 +78,14 @@ func mysqlName(dir string) string {
 	return "penstock_test_" + hex.EncodeToString(sum[:8])
 }
 
-// mysqlServer is found by the variable.
+// mysqlServer is the server that was told of to the harness of that name.
 type mysqlServer struct{ name string }
 
 // config is that of a folder's database; "" is none.
 func (s mysqlServer) config(dir string) (*mysql.Config, error) {
-	config, err := mysql.ParseDSN(os.Getenv(mysqlVariable(s.name)))
+	config, err := mysql.ParseDSN(told(s.name))
 	if err != nil {
-		return nil, fmt.Errorf("%s is not a DSN", mysqlVariable(s.name))
+		return nil, fmt.Errorf("%s is not a DSN", serverVariable(s.name))
 	}
 	config.Logger = &mysql.NopLogger{} // lost connections are what the tests are about
 	config.Params = map[string]string{"innodb_lock_wait_timeout": "1"}
@@ -171,21 +175,8 @@ func mysqlHarness(name string) contracttest.StoreHarness[*sql.Tx] {
 			"lock wait":     s.lockWait,
 			"cut statement": cutStatement,
 		},
-		Kill: s.kill,
-		OpenFaulty: func(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], contracttest.DatabaseFaults, error) {
-			config, err := s.config(dir)
-			if err != nil {
-				return contracttest.Database[*sql.Tx]{}, contracttest.DatabaseFaults{}, err
-			}
-			connector, err := mysql.NewConnector(config)
-			if err != nil {
-				return contracttest.Database[*sql.Tx]{}, contracttest.DatabaseFaults{}, err
-			}
-			c := lossydb.New(connector)
-			handle := mysqlPooled(c.DB())
-			db, err := mysqlDatabase(ctx, handle)
-			return db, mysqlFaults(c, handle), err
-		},
+		Kill:       s.kill,
+		OpenFaulty: s.openFaulty,
 	}
 }
 
@@ -303,44 +294,39 @@ func (s mysqlServer) kill(ctx context.Context, tx *sql.Tx) error {
 	}
 }
 
-func mysqlFaults(c *lossydb.Connector, db *sql.DB) contracttest.DatabaseFaults {
-	return contracttest.DatabaseFaults{
-		LoseCommit: func(forwarded, asBadConn bool) func() int {
-			err := lossydb.ErrNoCode
-			if asBadConn {
-				err = nil
-			}
-			if forwarded {
-				return c.LoseCommitAnswer(1, err).Fired
-			}
-			return c.DropCommit(1, err).Fired
-		},
-		Outages: map[string]outage{
-			"stopped": func(context.Context) (func(), func() int, error) { return c.Back, c.Outage(nil).Fired, nil },
-			"full": func(context.Context) (func(), func() int, error) {
-				f := c.FailStatement("INSERT INTO", 0, &mysql.MySQLError{Number: 1114, Message: "The table is full"})
-				return f.Stop, f.Fired, nil
-			},
-			"read-only": func(context.Context) (func(), func() int, error) {
-				f := c.FailStatement("INSERT INTO", 0, &mysql.MySQLError{Number: 1290, Message: "--read-only"})
-				return f.Stop, f.Fired, nil
-			},
-			"too many connections": func(context.Context) (func(), func() int, error) {
-				f := c.FailBegin(0, &mysql.MySQLError{Number: 1040, Message: "Too many connections"})
-				return f.Stop, f.Fired, nil
-			},
-			"pool exhausted": func(ctx context.Context) (func(), func() int, error) {
-				var conns []*sql.Conn
-				for range mysqlPool {
-					conn, err := db.Conn(ctx)
-					if err != nil {
-						giveAll(conns)
-						return nil, nil, err
-					}
-					conns = append(conns, conn)
-				}
-				return sync.OnceFunc(func() { giveAll(conns) }), func() int { return len(conns) }, nil
-			},
-		},
+// openFaulty goes through a proxy for what happens to connections, and gives the errors of a server that cannot work without
+// having one.
+func (s mysqlServer) openFaulty(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], contracttest.DatabaseFaults, error) {
+	none, noFaults := contracttest.Database[*sql.Tx]{}, contracttest.DatabaseFaults{}
+	config, err := s.config(dir)
+	if err != nil {
+		return none, noFaults, err
 	}
+	p, err := proxyMySQL(ctx, config)
+	if err != nil {
+		return none, noFaults, err
+	}
+	connector, err := mysql.NewConnector(config)
+	if err != nil {
+		return none, noFaults, errors.Join(err, p.Close())
+	}
+	c := lossydb.New(connector)
+	handle := mysqlPooled(c.DB())
+	db, err := mysqlDatabase(ctx, handle)
+	if err != nil {
+		return none, noFaults, errors.Join(err, p.Close())
+	}
+	faults := p.faults()
+	faults.Outages["pool exhausted"] = exhausted(handle, mysqlPool)
+	for name, number := range map[string]uint16{"full": 1114, "read-only": 1290} {
+		faults.Outages[name] = func(context.Context) (func(), func() int, error) {
+			f := c.FailStatement("INSERT INTO", 0, &mysql.MySQLError{Number: number, Message: name})
+			return f.Stop, f.Fired, nil
+		}
+	}
+	faults.Outages["too many connections"] = func(context.Context) (func(), func() int, error) {
+		f := c.FailBegin(0, &mysql.MySQLError{Number: 1040, Message: "Too many connections"})
+		return f.Stop, f.Fired, nil
+	}
+	return closingProxy(p, db), faults, nil
 }

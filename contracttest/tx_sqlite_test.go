@@ -219,61 +219,26 @@ func fullError(ctx context.Context, driver string) (error, error) {
 	return full, nil
 }
 
-// outage is the type of an entry of DatabaseFaults.Outages.
-type outage = func(ctx context.Context) (end func(), fired func() int, err error)
-
 func sqliteFaults(c *lossydb.Connector, db *sql.DB, full error) contracttest.DatabaseFaults {
 	return contracttest.DatabaseFaults{
-		LoseCommit: func(forwarded, asBadConn bool) func() int {
-			err := lossydb.ErrNoCode
-			if asBadConn {
-				err = nil
-			}
-			if forwarded {
-				return c.LoseCommitAnswer(1, err).Fired
-			}
-			return c.DropCommit(1, err).Fired
-		},
+		LoseCommit: loseCommit(c),
 		Outages: map[string]outage{
-			"stopped": func(context.Context) (func(), func() int, error) { return c.Back, c.Outage(nil).Fired, nil },
+			"stopped": stopped(c),
 			"full at commit": func(context.Context) (func(), func() int, error) {
 				f := c.DropCommit(0, full)
 				return f.Stop, f.Fired, nil
 			},
-			"read-only": pragmaOutage(db, "PRAGMA query_only = ON", "PRAGMA query_only = OFF"),
-			"full":      pragmaOutage(db, "PRAGMA max_page_count = 1", "PRAGMA max_page_count = 1000000"),
-			"pool exhausted": func(ctx context.Context) (func(), func() int, error) {
-				conns, err := takeAll(ctx, db)
-				return sync.OnceFunc(func() { giveAll(conns) }), func() int { return len(conns) }, err
-			},
+			"read-only":      pragmaOutage(db, "PRAGMA query_only = ON", "PRAGMA query_only = OFF"),
+			"full":           pragmaOutage(db, "PRAGMA max_page_count = 1", "PRAGMA max_page_count = 1000000"),
+			"pool exhausted": exhausted(db, sqlitePool),
 		},
-	}
-}
-
-// takeAll takes every connection out of the pool.
-func takeAll(ctx context.Context, db *sql.DB) ([]*sql.Conn, error) {
-	var conns []*sql.Conn
-	for range sqlitePool {
-		conn, err := db.Conn(ctx)
-		if err != nil {
-			giveAll(conns)
-			return nil, err
-		}
-		conns = append(conns, conn)
-	}
-	return conns, nil
-}
-
-func giveAll(conns []*sql.Conn) {
-	for _, c := range conns {
-		_ = c.Close()
 	}
 }
 
 // pragmaOutage sets every connection of the pool so that it refuses to write, and proves that it does.
 func pragmaOutage(db *sql.DB, on, off string) outage {
 	set := func(ctx context.Context, pragma string, then func(*sql.Conn) error) error {
-		conns, err := takeAll(ctx, db)
+		conns, err := takeAll(ctx, db, sqlitePool)
 		if err != nil {
 			return err
 		}

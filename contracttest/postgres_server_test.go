@@ -1,0 +1,175 @@
+package contracttest_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// postgresServer is a database on PostgreSQL. In it each folder has a schema of its own.
+type postgresServer struct {
+	url   string
+	ready sync.Map // folders whose tables are there
+}
+
+// postgresConns are the most connections of one handle.
+const postgresConns = 9
+
+// schema gives the address of a folder's schema, which is made where it is not there. A statement waits half a second for
+// what another one has locked: that makes waiting contention, where it would last until the transaction's budget ends.
+func (p *postgresServer) schema(ctx context.Context, dir string) (string, error) {
+	sum := sha256.Sum256([]byte(dir))
+	schema := "s" + hex.EncodeToString(sum[:8])
+	// Two at a time fail on the catalogue's unique index in spite of IF NOT EXISTS.
+	err := p.execute(ctx, p.url, `SELECT pg_advisory_lock(1); CREATE SCHEMA IF NOT EXISTS `+schema)
+	if err != nil {
+		return "", err
+	}
+	return withParams(p.url, "search_path", schema, "lock_timeout", "500")
+}
+
+// tables gives the address of a folder's schema, in which the tables of the store, and the one for effects, are made where
+// they are not there.
+func (p *postgresServer) tables(ctx context.Context, dir string, migrate func(ctx context.Context, at string) error) (string, error) {
+	at, err := p.schema(ctx, dir)
+	if _, done := p.ready.Load(dir); err != nil || done {
+		return at, err
+	}
+	err = migrate(ctx, at)
+	if err == nil {
+		err = p.execute(ctx, at, `SELECT pg_advisory_lock(2);
+			CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, n BIGINT NOT NULL)`)
+	}
+	if err == nil {
+		p.ready.Store(dir, true)
+	}
+	return at, err
+}
+
+// execute runs statements in a session of their own.
+func (p *postgresServer) execute(ctx context.Context, at, statements string) error {
+	conn, err := pgx.Connect(ctx, at)
+	if err != nil {
+		return err
+	}
+	_, err = conn.Exec(ctx, statements)
+	return errors.Join(err, conn.Close(context.WithoutCancel(ctx)))
+}
+
+// withParams adds parameters to a URL, names and values in turns.
+func withParams(at string, params ...string) (string, error) {
+	u, err := url.Parse(at)
+	if err != nil {
+		return "", errors.New("the database's URL cannot be used")
+	}
+	q := u.Query()
+	for i := 0; i < len(params); i += 2 {
+		q.Set(params[i], params[i+1])
+	}
+	u.RawQuery = q.Encode()
+	return u.String(), nil
+}
+
+const (
+	postgresApply = `INSERT INTO counters AS c (name, n) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET n = c.n + excluded.n`
+	// postgresRead makes the row where there is none, so that it can be locked.
+	postgresRead = `INSERT INTO counters AS c (name, n) VALUES ($1, 0) ON CONFLICT (name) DO UPDATE SET n = c.n RETURNING n`
+	// postgresViolation violates a constraint.
+	postgresViolation = `INSERT INTO counters (name, n) VALUES ('violated', NULL)`
+)
+
+// postgresErrors are statements that leave the transaction failed, so that it takes nothing but a rollback, or end its
+// session.
+func postgresErrors() map[string]string {
+	raise := func(code string) string { return "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '" + code + "'; END $$" }
+	return map[string]string{
+		"division":      "SELECT 1/0",
+		"no table":      "SELECT * FROM nowhere",
+		"no savepoint":  "ROLLBACK TO SAVEPOINT nobody_made_it",
+		"timeout":       "SET LOCAL statement_timeout = 1; SELECT pg_sleep(1)",
+		"deadlock":      raise("40P01"),
+		"serialization": raise("40001"),
+		"session ended": "SELECT pg_terminate_backend(pg_backend_pid())",
+	}
+}
+
+// cutOff has a statement cut off by a context of its own, after which both clients close the connection.
+func cutOff(ctx context.Context, run func(ctx context.Context, statement string) error) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Millisecond)
+	defer cancel()
+	return run(ctx, "SELECT pg_sleep(10)")
+}
+
+// kill ends a session from outside and waits until it is gone.
+func (p *postgresServer) kill(ctx context.Context, pid int) error {
+	conn, err := pgx.Connect(ctx, p.url)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	if _, err := conn.Exec(ctx, `SELECT pg_terminate_backend($1)`, pid); err != nil {
+		return err
+	}
+	for there := true; there; {
+		if err := conn.QueryRow(ctx, `SELECT count(*) > 0 FROM pg_stat_activity WHERE pid = $1`, pid).Scan(&there); err != nil {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return nil
+}
+
+// proxied puts a proxy before a folder's schema. Handles that go through it have a name of their own, by which readOnly finds
+// their sessions.
+func (p *postgresServer) proxied(ctx context.Context, at string) (proxied, error) {
+	named, err := withParams(at, "application_name", faultyHandle)
+	if err != nil {
+		return proxied{}, err
+	}
+	return proxyPostgres(ctx, named)
+}
+
+const faultyHandle = "penstock_faulty"
+
+// readOnly has the server begin nothing but read-only sessions, and ends those that faulty handles have; forget has the handle
+// forget them. It is like a server that has become a standby: what began while it was one stays read-only.
+func (p *postgresServer) readOnly(forget func()) outage {
+	return func(ctx context.Context) (func(), func() int, error) {
+		conn, err := pgx.Connect(ctx, p.url) // before the others, so that it can end what it begins
+		if err != nil {
+			return nil, nil, err
+		}
+		set := func(how string) error {
+			_, err := conn.Exec(context.WithoutCancel(ctx),
+				"DO $$ BEGIN EXECUTE format('ALTER DATABASE %I "+how+"', current_database()); END $$")
+			return err
+		}
+		end := sync.OnceFunc(func() {
+			_ = errors.Join(set("RESET default_transaction_read_only"), conn.Close(context.WithoutCancel(ctx)))
+		})
+		err = set("SET default_transaction_read_only = on")
+		if err == nil {
+			_, err = conn.Exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+				WHERE datname = current_database() AND application_name = $1`, faultyHandle)
+		}
+		if err != nil {
+			end()
+			return end, nil, err
+		}
+		forget()
+		err = p.execute(ctx, p.url, "CREATE TABLE not_made (n INT)")
+		if err == nil {
+			end()
+			err = errors.New("a new session still writes")
+		} else {
+			err = nil
+		}
+		return end, func() int { return 1 }, err
+	}
+}

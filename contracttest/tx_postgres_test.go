@@ -1,0 +1,163 @@
+package contracttest_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"testing"
+
+	_ "github.com/jackc/pgx/v5/stdlib"
+	_ "github.com/lib/pq"
+
+	"github.com/penstock-mq/penstock/contracttest"
+	"github.com/penstock-mq/penstock/middleware/receipts"
+)
+
+func TestStorePostgresPgx(t *testing.T) {
+	t.Parallel()
+	contracttest.RunStore(t, postgresPgx(servers.Postgres(t).URL()))
+}
+
+func TestStorePostgresLibPq(t *testing.T) {
+	t.Parallel()
+	contracttest.RunStore(t, postgresLibPq(servers.Postgres(t).URL()))
+}
+
+func TestStorePostgresSavepoints(t *testing.T) {
+	t.Parallel()
+	contracttest.RunStore(t, postgresSavepoints(servers.Postgres(t).URL()))
+}
+
+func TestTxMemoryPostgresPgx(t *testing.T) {
+	t.Parallel()
+	contracttest.RunTx(t, unbubbled(), postgresPgx(tell(t, pgxName, servers.Postgres(t).URL())))
+}
+
+func TestTxMemoryPostgresLibPq(t *testing.T) {
+	t.Parallel()
+	contracttest.RunTx(t, unbubbled(), postgresLibPq(tell(t, libPqName, servers.Postgres(t).URL())))
+}
+
+// Names of harnesses that child processes are asked for.
+const (
+	pgxName   = "postgres, pgx"
+	libPqName = "postgres, lib/pq"
+)
+
+// The three ways to keep receipts on PostgreSQL through database/sql.
+func postgresPgx(url string) contracttest.StoreHarness[*sql.Tx] {
+	return postgresHarness(pgxName, "pgx", url, receipts.PostgresOptions{})
+}
+
+func postgresLibPq(url string) contracttest.StoreHarness[*sql.Tx] {
+	return postgresHarness(libPqName, "postgres", url, receipts.PostgresOptions{})
+}
+
+func postgresSavepoints(url string) contracttest.StoreHarness[*sql.Tx] {
+	return postgresHarness("postgres, savepoints", "pgx", url, receipts.PostgresOptions{Savepoints: true})
+}
+
+// postgresHarness is all that the clauses need of a store over database/sql, by a driver that is registered there.
+func postgresHarness(name, driver, url string, opts receipts.PostgresOptions) contracttest.StoreHarness[*sql.Tx] {
+	p := &postgresSQL{postgresServer: postgresServer{url: url}, driver: driver, opts: opts}
+	h := contracttest.StoreHarness[*sql.Tx]{
+		Name: name, Open: p.open, Empty: p.empty, OpenFaulty: p.openFaulty,
+		Apply: func(ctx context.Context, tx *sql.Tx, counter string, by int64) error {
+			_, err := tx.ExecContext(ctx, postgresApply, counter, by)
+			return err
+		},
+		Read: func(ctx context.Context, tx *sql.Tx, counter string) (n int64, err error) {
+			err = tx.QueryRowContext(ctx, postgresRead, counter).Scan(&n)
+			return n, err
+		},
+		End:     endSQL,
+		Violate: execute(postgresViolation),
+		Errors: map[string]func(ctx context.Context, tx *sql.Tx) error{
+			"cut off": func(ctx context.Context, tx *sql.Tx) error {
+				return cutOff(ctx, func(ctx context.Context, statement string) error { return execute(statement)(ctx, tx) })
+			},
+		},
+		Kill: func(ctx context.Context, tx *sql.Tx) error {
+			var pid int
+			if err := tx.QueryRowContext(ctx, `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
+				return err
+			}
+			return p.kill(ctx, pid)
+		},
+	}
+	for name, statement := range postgresErrors() {
+		h.Errors[name] = execute(statement)
+	}
+	return h
+}
+
+type postgresSQL struct {
+	postgresServer
+	driver string
+	opts   receipts.PostgresOptions
+}
+
+func (p *postgresSQL) open(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], error) {
+	at, err := p.tables(ctx, dir, p.migrate)
+	if err != nil {
+		return contracttest.Database[*sql.Tx]{}, err
+	}
+	_, d, err := p.handle(at)
+	return d, err
+}
+
+func (p *postgresSQL) empty(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], error) {
+	at, err := p.schema(ctx, dir)
+	if err != nil {
+		return contracttest.Database[*sql.Tx]{}, err
+	}
+	_, d, err := p.handle(at)
+	return d, err
+}
+
+func (p *postgresSQL) handle(at string) (*sql.DB, contracttest.Database[*sql.Tx], error) {
+	db, err := sql.Open(p.driver, at)
+	if err != nil {
+		return nil, contracttest.Database[*sql.Tx]{}, err
+	}
+	db.SetMaxOpenConns(postgresConns)
+	db.SetMaxIdleConns(postgresConns)
+	store, err := receipts.NewPostgres(db, p.opts)
+	return db, contracttest.Database[*sql.Tx]{
+		Store: store, Close: db.Close,
+		Effects: func(ctx context.Context) (map[string]int64, error) { return readCounters(ctx, db) },
+	}, err
+}
+
+func (p *postgresSQL) migrate(ctx context.Context, at string) error {
+	_, d, err := p.handle(at)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Store.Migrate(ctx), d.Close())
+}
+
+func (p *postgresSQL) openFaulty(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], contracttest.DatabaseFaults, error) {
+	none, noFaults := contracttest.Database[*sql.Tx]{}, contracttest.DatabaseFaults{}
+	at, err := p.tables(ctx, dir, p.migrate)
+	if err != nil {
+		return none, noFaults, err
+	}
+	proxy, err := p.proxied(ctx, at)
+	if err != nil {
+		return none, noFaults, err
+	}
+	db, d, err := p.handle(proxy.at)
+	if err != nil {
+		return none, noFaults, errors.Join(err, proxy.Close())
+	}
+	faults := proxy.faults()
+	faults.Outages["pool exhausted"] = exhausted(db, postgresConns)
+	if p.driver == "pgx" { // lib/pq asks for READ WRITE in each BEGIN, so that only a real standby refuses it
+		faults.Outages["read-only"] = p.readOnly(func() {
+			db.SetMaxIdleConns(-1)
+			db.SetMaxIdleConns(postgresConns)
+		})
+	}
+	return closingProxy(proxy, d), faults, nil
+}
