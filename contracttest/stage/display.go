@@ -51,7 +51,7 @@ func (d *Display) Progress(acks int) {
 	}
 	if tenths := acks * 10 / max(d.total, 1); tenths > d.tenths {
 		d.tenths = tenths
-		fmt.Fprintf(d.out, "%3d %%  %d of %d acknowledged\n", tenths*10, acks, d.total)
+		_, _ = fmt.Fprintf(d.out, "%3d %%  %d of %d acknowledged\n", tenths*10, acks, d.total)
 	}
 }
 
@@ -64,13 +64,13 @@ func (d *Display) Killed(acks int, at Point) {
 		d.bar.Describe(d.label())
 		return
 	}
-	fmt.Fprintf(d.out, "kill %d  %s, %d acknowledged\n", d.kills, at, acks)
+	_, _ = fmt.Fprintf(d.out, "kill %d  %s, %d acknowledged\n", d.kills, at, acks)
 }
 
 // End leaves the terminal clean for what follows.
 func (d *Display) End() {
 	if d.bar != nil {
 		_ = d.bar.Finish()
-		fmt.Fprintln(d.out)
+		_, _ = fmt.Fprintln(d.out)
 	}
 }

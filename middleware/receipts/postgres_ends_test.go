@@ -211,7 +211,9 @@ func TestPostgresResolveWithoutTheRightToKill(t *testing.T) {
 		}
 		db.wantClass(t, err, receipts.ClassContention)
 		db.terminate(t, pid)
-		<-answer
+		if err := <-answer; err == nil {
+			t.Error("COMMIT in a session that was ended gave no error")
+		}
 		committed, err := other.store.Resolve(t.Context(), tx.Nonce())
 		must(t, err)
 		if committed {

@@ -232,7 +232,7 @@ func (t *transaction) waited(ctx context.Context, err error) error {
 	var server *pgconn.PgError
 	answered := errors.As(err, &server)
 	switch {
-	case t.life.isExpired(), ctx.Err() == nil && !(answered && server.Code == queryCanceled):
+	case t.life.isExpired(), ctx.Err() == nil && (!answered || server.Code != queryCanceled):
 		return err
 	case !answered && errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return &classedError{class: receipts.ClassOutage, what: "waiting for the server's answer to a claim", err: err}
