@@ -86,15 +86,16 @@ func TestQuickRunWritesAllItPromises(t *testing.T) {
 		"batch-size penstock msg/s loop": 5, "batch-size penstock-batch msg/s loop": 5, "batch-size loop msg/s ": 5,
 		"window watermill msg/s ": 5, "window penstock msg/s watermill": 5, "window penstock msg/s loop": 5, "window loop msg/s ": 5,
 		"latency watermill ms ": 2, "latency penstock ms watermill": 2,
-		"sleeping watermill msg/s ": 1, "sleeping penstock msg/s watermill": 1,
 		"overhead penstock ns ": 2, "overhead penstock count ": 2, "overhead penstock bytes ": 2,
 	}
+	want["sleeping watermill msg/s "], want["sleeping penstock msg/s watermill"] = 1, 1 // on memstore
 	for study, rows := range map[string][]string{
 		"postgres": serverRows(), "mariadb": serverRows(),
 		"pgx": {
 			"penstock", "penstock-queued/penstock", "penstock-queued/pipelined-loop",
 			"penstock-queued-batch/penstock", "penstock-queued-batch/pipelined-loop", "pipelined-loop",
 		},
+		"sleeping": {"watermill", "penstock/watermill"},
 		"receipts": {"0 receipts", "1000000 receipts/0 receipts"},
 		"distance": {
 			"watermill-16", "penstock/watermill-16", "penstock/loop", "penstock-queued/watermill-16", "penstock-queued/loop",
@@ -107,9 +108,9 @@ func TestQuickRunWritesAllItPromises(t *testing.T) {
 		}
 		for _, row := range rows {
 			contender, rival, _ := strings.Cut(row, "/")
-			want[study+" "+contender+" msg/s "+rival] = 1
+			want[study+" "+contender+" msg/s "+rival]++
 			if study == "distance" {
-				want[study+" "+contender+" msg/s "+rival] = 2
+				want[study+" "+contender+" msg/s "+rival]++
 			}
 		}
 	}

@@ -50,17 +50,23 @@ func (s statement) close() error {
 	return s.prepared.Close()
 }
 
-// effect is the statement that every contender executes once for each message.
-type effect struct{ bump statement }
+// effect is the statement that every contender executes once for each message, in one study after a nap.
+type effect struct {
+	bump statement
+	nap  time.Duration
+}
 
 func prepareEffect(ctx context.Context, db *sql.DB, w work) (effect, error) {
 	bump, err := newStatement(ctx, db, w, w.place.bump)
-	return effect{bump}, err
+	return effect{bump, w.nap}, err
 }
 
-func (e effect) in(ctx context.Context, tx *sql.Tx) effect { return effect{e.bump.in(ctx, tx)} }
+func (e effect) in(ctx context.Context, tx *sql.Tx) effect { return effect{e.bump.in(ctx, tx), e.nap} }
 
 func (e effect) apply(ctx context.Context, payload []byte) error {
+	if e.nap > 0 {
+		time.Sleep(e.nap)
+	}
 	_, err := e.bump.exec(ctx, counterOf(payload))
 	return err
 }

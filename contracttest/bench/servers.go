@@ -140,3 +140,22 @@ func distance(servers *backends.Set, trip time.Duration) study {
 		},
 	}
 }
+
+// sleepingOnPostgres is sleeping on a server: Penstock chooses its lanes.
+func sleepingOnPostgres(servers *backends.Set) study {
+	at := postgres(servers, 0)
+	slow := func(s scheme, with handlerOn) func(context.Context, work) (outcome, error) {
+		round := at.on(s, drain(with))
+		return func(ctx context.Context, w work) (outcome, error) {
+			w.nap = nap
+			return round(ctx, w)
+		}
+	}
+	return study{
+		name: sleepingStudy, pair: "memory → PostgreSQL, handler sleeps 20 ms", window: 16, warmUp: 32, span: 2 * time.Second,
+		contenders: []contender{
+			{name: watermillName, round: slow(handWritten(), byHand)},
+			{name: penstockName, rivals: []string{watermillName}, round: slow(penstock(), withPenstock)},
+		},
+	}
+}

@@ -42,6 +42,8 @@ type work struct {
 	// first is the number of the first message, and scattered gives identities no order.
 	first     int
 	scattered bool
+	// nap is what a handler waits for, its transaction open.
+	nap time.Duration
 	// place is the database, where there is one, and url its address.
 	place place
 	url   string
@@ -107,7 +109,7 @@ func studies(opts options) []study {
 		all = append(all, windows(window))
 	}
 	all = append(all, latency(opts.quick), sleeping(), overhead(), overheadTogether())
-	all = append(all, onPostgres(opts.servers), onPgx(opts.servers), onMariaDB(opts.servers))
+	all = append(all, onPostgres(opts.servers), onPgx(opts.servers), onMariaDB(opts.servers), sleepingOnPostgres(opts.servers))
 	for _, trip := range []time.Duration{time.Millisecond, 10 * time.Millisecond} {
 		all = append(all, distance(opts.servers, trip))
 	}
