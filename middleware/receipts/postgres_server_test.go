@@ -118,8 +118,8 @@ func TestPostgresRoleWithoutDDL(t *testing.T) {
 		mustExec(t, db.look, fmt.Sprintf(`CREATE ROLE %s LOGIN PASSWORD 'secret'`, role))
 		t.Cleanup(func() { mustExec(t, db.look, fmt.Sprintf(`DROP OWNED BY %[1]s; DROP ROLE %[1]s`, role)) })
 		grants := []string{
-			"SELECT ON penstock_schema", "SELECT, INSERT, DELETE ON penstock_receipts", "SELECT, INSERT ON penstock_markers",
-			"SELECT, INSERT, UPDATE ON penstock_outputs", "SELECT, INSERT ON penstock_dead_letters", "SELECT, INSERT, DELETE ON penstock_parked",
+			"SELECT ON penstock_schema", "SELECT, INSERT ON penstock_dead_letters", "SELECT, INSERT ON penstock_markers",
+			"SELECT, INSERT, UPDATE ON penstock_outputs", "SELECT, INSERT, DELETE ON penstock_parked", "SELECT, INSERT, DELETE ON penstock_receipts",
 			"SELECT, INSERT, UPDATE ON counters",
 		}
 		for i, grant := range grants {
