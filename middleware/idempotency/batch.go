@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -437,5 +440,27 @@ func (b *batch[T]) rollback() {
 	defer ctx.stop()
 	if err := b.tx.Rollback(ctx); err != nil {
 		b.m.log.Debug("Rollback failed; the connection is closed", b.m.fields(b.lead).Add(map[string]any{"error": err.Error()}))
+		b.acquit(err)
 	}
+}
+
+// acquit charges nobody whose handler met the network's error in the moment in which the connection of the transaction was lost:
+// not every client says whose connection such an error is about. One whose context ended has closed it itself.
+func (b *batch[T]) acquit(rollback error) {
+	if b.m.store.Classify(rollback) != receipts.ClassOutage {
+		return
+	}
+	for _, p := range b.members {
+		if p.v.kind == kindFailed && ofNetwork(p.v.err) {
+			p.v = outage(fmt.Errorf("%w: %w", rollback, p.v.err))
+		}
+	}
+}
+
+func ofNetwork(err error) bool {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return false
+	}
+	var network net.Error
+	return errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, driver.ErrBadConn)
 }

@@ -33,7 +33,8 @@ type fakeStore struct {
 	onPart, onKeep, onUndo, onUnclaim        func(n int) error
 	onResolve, onUnsent, onOutputs, onMark   func(n int) error
 	onCommit                                 func(n int) commitFault
-	heldElsewhere                            int // the first claims wait for another transaction, until their context ends
+	onRollback                               func() error // asked where the transaction was still open
+	heldElsewhere                            int          // the first claims wait for another transaction, until their context ends
 
 	info     receipts.Info
 	checkErr error

@@ -267,6 +267,9 @@ func (tx *fakeTx) Rollback(context.Context) error {
 		tx.s.mu.Lock()
 		tx.s.rolledBck++
 		tx.s.mu.Unlock()
+		if tx.s.onRollback != nil {
+			return tx.s.onRollback()
+		}
 	}
 	return nil
 }

@@ -2,8 +2,11 @@ package idempotency
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -179,4 +182,39 @@ func TestExhaustedPoolIsAnOutage(t *testing.T) {
 		}
 		e.wantEffect(1)
 	})
+}
+
+// A client that hands on the network's error as it is does not say whose connection it was. Where the transaction's turns out to
+// be lost at the rollback, nobody is charged; a handler whose own context ended, or whose own network fails, is.
+func TestLostConnectionInsideTheHandler(t *testing.T) {
+	reset := &net.OpError{Op: "read", Err: errors.New("connection reset by peer")}
+	for name, c := range map[string]struct {
+		err      error
+		rollback error
+		want     string
+	}{
+		"reset, and the connection is lost":   {reset, errGone, "done"},
+		"EOF, and the connection is lost":     {fmt.Errorf("read: %w", io.EOF), errGone, "done"},
+		"bad connection":                      {driver.ErrBadConn, errGone, "done"},
+		"reset of another connection":         {reset, nil, "failed"},
+		"the context of a statement ended":    {fmt.Errorf("%w: %w", context.DeadlineExceeded, reset), errGone, "failed"},
+		"another error, the connection lost":  {errHandler, errGone, "failed"},
+		"the rollback fails for other causes": {reset, errSQL, "failed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(_ *Config, s *fakeStore) { s.onRollback = func() error { return c.rollback } }, func(e *env) {
+				first := true
+				crowd := e.share(e.marking(func(*message.Message) error {
+					if !first {
+						return nil
+					}
+					first = false
+					return c.err
+				}), messages("a")...)
+				if got := crowd.all[0].String(); got != c.want {
+					e.Errorf("the delivery is %s, want %s", got, c.want)
+				}
+			})
+		})
+	}
 }
