@@ -44,7 +44,9 @@ func (p *postgresServer) tables(ctx context.Context, dir string, migrate func(ct
 	err = migrate(ctx, at)
 	if err == nil {
 		err = p.execute(ctx, at, `SELECT pg_advisory_lock(2);
-			CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, n BIGINT NOT NULL)`)
+			CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, n BIGINT NOT NULL);
+			CREATE TABLE IF NOT EXISTS large (t TEXT);
+			ALTER TABLE large ALTER t SET STORAGE EXTERNAL`) // not compressed
 	}
 	if err == nil {
 		p.ready.Store(dir, true)
@@ -80,6 +82,8 @@ const (
 	postgresApply = `INSERT INTO counters AS c (name, n) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET n = c.n + excluded.n`
 	// postgresRead makes the row where there is none, so that it can be locked.
 	postgresRead = `INSERT INTO counters AS c (name, n) VALUES ($1, 0) ON CONFLICT (name) DO UPDATE SET n = c.n RETURNING n`
+	// postgresLarge needs room.
+	postgresLarge = `INSERT INTO large VALUES (repeat('x', 1000000))`
 	// postgresViolation violates a constraint.
 	postgresViolation = `INSERT INTO counters (name, n) VALUES ('violated', NULL)`
 )

@@ -90,6 +90,9 @@ type DatabaseFaults struct {
 	// Outages are states in which the database does not work, by name: stopped, read-only, full, pool exhausted. Each
 	// lasts until end is called, which may be called more than once.
 	Outages map[string]func(ctx context.Context) (end func(), fired func() int, err error)
+	// Budget is the transaction budget under which outages are met: longer than the database takes to say, or to show by its
+	// end, that it does not work, because what takes longer than the budget is charged to the message. 0 means 1 s.
+	Budget time.Duration
 }
 
 // RunTx checks the transaction clauses over a broker and a store, each in a subtest of its own. Clauses that kill

@@ -189,6 +189,9 @@ func mysqlDatabase(ctx context.Context, db *sql.DB) (contracttest.Database[*sql.
 	if err == nil {
 		_, err = db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS counters (name VARBINARY(1500) PRIMARY KEY, n BIGINT NOT NULL) ENGINE = InnoDB`)
 	}
+	if err == nil {
+		_, err = db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS large (t LONGTEXT) ENGINE = InnoDB`)
+	}
 	if err != nil {
 		return contracttest.Database[*sql.Tx]{}, errors.Join(err, db.Close())
 	}
