@@ -3,6 +3,8 @@
 GO    ?= go
 TOOL  := $(GO) tool -modfile=.ci/tools.mod
 PKGS  ?= ./...
+# What is said about other database clients is a module of its own: they are not to be in the product's go.mod.
+CLIENTS := cd docs/clients
 
 .DEFAULT_GOAL := help
 
@@ -20,7 +22,9 @@ ledger: backends ## the same on PostgreSQL: money between hot accounts, three pr
 
 .PHONY: test
 test: need-cc backends ## run all tests under the race detector; what was skipped is listed at the end, with the reason
-	@$(TOOL) gotestsum --format pkgname -- -race -timeout 20m $(PKGS); code=$$?; .ci/install-backends --list; exit $$code
+	@$(TOOL) gotestsum --format pkgname -- -race -timeout 20m $(PKGS); code=$$?; \
+	  if [ '$(PKGS)' = ./... ]; then $(CLIENTS) && $(GO) test -race ./... || code=1; cd ../..; fi; \
+	  .ci/install-backends --list; exit $$code
 
 .PHONY: backends
 backends: ## install the database servers that tests use, where that is allowed; else say how
@@ -33,6 +37,7 @@ bench: ## compare with plain Watermill and a loop by hand: table, out/bench.json
 .PHONY: lint
 lint: ## golangci-lint with the import rules of .golangci.yml
 	$(TOOL) golangci-lint run $(PKGS)
+	$(CLIENTS) && $(GO) vet ./...
 
 .PHONY: fmt
 fmt: ## rewrite all files as the formatters want them
@@ -53,6 +58,7 @@ verify-generated:
 verify-mod:
 	$(GO) mod tidy -diff
 	$(GO) mod verify
+	$(CLIENTS) && $(GO) mod tidy -diff
 
 .PHONY: cover
 cover: need-cc backends ## test coverage by package and as out/coverage.html

@@ -14,6 +14,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,6 +26,10 @@ import (
 //	<!-- go
 //	var router *message.Router
 //	-->
+//
+// A block after a comment that names a file is a part of that file, word for word. It is compiled, and run, where the file is:
+//
+//	<!-- from clients/gorm.go -->
 type block struct {
 	page  string
 	line  int // of its first line of code
@@ -32,12 +37,13 @@ type block struct {
 	setup string
 	// setupLine is the first line of the setup.
 	setupLine int
+	from      string // the file it is a part of
 }
 
 // goBlocks finds the Go blocks of a page. A setup serves the next block.
 func goBlocks(page, text string) ([]block, error) {
 	var blocks []block
-	var setup string
+	var setup, from string
 	setupLine := 1 // of a page whose first block has none
 	lines := strings.Split(text, "\n")
 	take := func(from int, end, what string) (code string, next int, err error) {
@@ -55,10 +61,14 @@ func goBlocks(page, text string) ([]block, error) {
 			setupLine = i + 2
 			setup, i, err = take(i+1, "-->", "the setup")
 		case "```go":
-			b := block{page: page, line: i + 2, setup: setup, setupLine: setupLine}
+			b := block{page: page, line: i + 2, setup: setup, setupLine: setupLine, from: from}
 			b.code, i, err = take(i+1, "```", "the block")
 			blocks = append(blocks, b)
-			setup = ""
+			setup, from = "", ""
+		default:
+			if name, ok := strings.CutPrefix(lines[i], "<!-- from "); ok {
+				from = strings.TrimSuffix(name, " -->")
+			}
 		}
 		if err != nil {
 			return nil, err
@@ -97,6 +107,12 @@ func check(blocks []block) []error {
 	var errs []error
 	needed := map[string]bool{}
 	for i, b := range blocks {
+		if b.from != "" {
+			if err := b.sameAsFile(); err != nil {
+				errs = append(errs, err)
+			}
+			continue
+		}
 		file, err := parse(fset, b, known)
 		if err != nil {
 			errs = append(errs, err)
@@ -127,6 +143,18 @@ func check(blocks []block) []error {
 		_, _ = config.Check("example", fset, []*ast.File{files[i]}, nil)
 	}
 	return errs
+}
+
+// sameAsFile sees that the block is a part of its file.
+func (b block) sameAsFile() error {
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(b.page), b.from))
+	if err != nil {
+		return fmt.Errorf("%s:%d: %w", b.page, b.line, err)
+	}
+	if !strings.Contains(string(text), "\n"+b.code+"\n") {
+		return fmt.Errorf("%s:%d: the block is not in %s, word for word", b.page, b.line, b.from)
+	}
+	return nil
 }
 
 func (b block) fragment() bool { return !strings.HasPrefix(strings.TrimSpace(b.code), "package ") }

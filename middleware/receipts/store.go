@@ -5,6 +5,8 @@
 // [Tx.Commit]. Where several messages share it, what each of them writes is between [Tx.Part] and [Tx.Keep]. Every receipt
 // carries its transaction's [Nonce], and a transaction with fresh claims writes one marker row just before COMMIT. A receipt
 // proves something only while its marker exists: without one it is torn.
+//
+// How handlers write through the transaction with sqlx, sqlc, bun, GORM or ent is in docs/database-clients.md.
 package receipts
 
 import (

@@ -1,0 +1,2 @@
+-- name: InsertCharge :exec
+INSERT INTO charges (id, account, cents) VALUES (?, ?, ?);

@@ -1,0 +1,1 @@
+CREATE TABLE charges (id TEXT NOT NULL, account TEXT NOT NULL, cents INTEGER NOT NULL);
