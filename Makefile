@@ -34,6 +34,10 @@ backends: ## install the database servers that tests use, where that is allowed;
 bench: ## compare with plain Watermill and a loop by hand: table, out/bench.json, plots; BENCH=-help lists flags
 	@CGO_ENABLED=0 $(GO) run ./contracttest/bench $(BENCH)
 
+.PHONY: crowd
+crowd: backends ## eight processes, 100,000 messages, 30 % duplicates, on each server: takes minutes; CROWD=-help lists flags
+	@CGO_ENABLED=0 $(GO) run ./contracttest/crowd $(CROWD)
+
 .PHONY: lint
 lint: ## golangci-lint with the import rules of .golangci.yml
 	$(TOOL) golangci-lint run $(PKGS)
