@@ -41,7 +41,7 @@ crowd: backends ## eight processes, 100,000 messages, 30 % duplicates, on each s
 .PHONY: lint
 lint: ## golangci-lint with the import rules of .golangci.yml
 	$(TOOL) golangci-lint run $(PKGS)
-	$(CLIENTS) && $(GO) vet ./...
+	$(CLIENTS) && $(GO) tool -modfile=../../.ci/tools.mod golangci-lint run -c ../../.golangci.yml ./...
 
 .PHONY: fmt
 fmt: ## rewrite all files as the formatters want them

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -54,14 +55,14 @@ func runConsumer() error {
 	return stage.Consumer(consumerEnv, &spec, nil, func(ctx context.Context) error { return consume(ctx, spec) })
 }
 
-func consume(ctx context.Context, spec consumerSpec) error {
+func consume(ctx context.Context, spec consumerSpec) (err error) {
 	broker, err := pipe.Open(ctx, func(ctx context.Context) (io.ReadWriteCloser, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", spec.Socket)
 	}, 0)
 	if err != nil {
 		return fmt.Errorf("connect to the broker: %w", err)
 	}
-	defer broker.Close(context.Background())
+	defer func() { err = errors.Join(err, broker.Close(context.Background())) }()
 	errs := &errorLog{}
 	sub, err := sdk.NewSubscriber(broker, sdk.SubscriberConfig{Group: group, Logger: errs})
 	if err != nil {

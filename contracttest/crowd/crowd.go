@@ -78,13 +78,13 @@ type member struct {
 }
 
 // runCrowd runs a plan on an empty database. It leaves no process and no file.
-func runCrowd(ctx context.Context, p plan, dsn string, progress io.Writer) (*result, error) {
+func runCrowd(ctx context.Context, p plan, dsn string, progress io.Writer) (r *result, err error) {
 	s := stores()[p.store]
 	db, err := sql.Open(s.client, dsn)
 	if err != nil {
 		return nil, fmt.Errorf("open the database: %w", err)
 	}
-	defer db.Close()
+	defer func() { err = errors.Join(err, db.Close()) }()
 	if _, err := db.ExecContext(ctx, tableSQL); err != nil {
 		return nil, fmt.Errorf("create the table: %w", err)
 	}
@@ -95,12 +95,12 @@ func runCrowd(ctx context.Context, p plan, dsn string, progress io.Writer) (*res
 	if err != nil {
 		return nil, fmt.Errorf("make a folder for the socket: %w", err)
 	}
-	defer os.RemoveAll(dir)
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	broker, err := memory.NewNetwork(memory.Options{}).Driver("crowd")
 	if err != nil {
 		return nil, fmt.Errorf("open the broker: %w", err)
 	}
-	defer broker.Close(context.Background())
+	defer func() { err = errors.Join(err, broker.Close(context.Background())) }()
 	sent, distinct := identities(p)
 	c := &crowd{
 		plan: p, dsn: dsn, socket: filepath.Join(dir, "broker"), broker: broker, tally: stage.NewTally(),
@@ -182,12 +182,12 @@ func (m *member) hear(line []byte) {
 }
 
 // publish sends all messages, not faster than they are worked off.
-func (c *crowd) publish(ctx context.Context) error {
+func (c *crowd) publish(ctx context.Context) (err error) {
 	pub, err := sdk.NewPublisher(c.broker, sdk.PublisherConfig{})
 	if err != nil {
 		return fmt.Errorf("make the publisher: %w", err)
 	}
-	defer pub.Close()
+	defer func() { err = errors.Join(err, pub.Close()) }()
 	for next := 0; next < len(c.sent); {
 		batch := c.sent[next:min(next+publishBatch, len(c.sent))]
 		next += len(batch)

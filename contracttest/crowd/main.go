@@ -23,7 +23,7 @@ func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 func run(args []string, stdout, stderr io.Writer) int {
 	if os.Getenv(consumerEnv) != "" {
 		if err := runConsumer(); err != nil {
-			fmt.Fprintln(stderr, "consumer:", err)
+			say(stderr, "consumer: %v\n", err)
 			return 1
 		}
 		return 0
@@ -31,23 +31,26 @@ func run(args []string, stdout, stderr io.Writer) int {
 	p, err := parse(args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(stdout, "Lets processes take one another's messages, and checks that each takes effect once.\n\n  crowd [flags]\n\n")
+		say(stdout, "Lets processes take one another's messages, and checks that each takes effect once.\n\n  crowd [flags]\n\n")
 		flags := new(plan).flags()
 		flags.SetOutput(stdout)
 		flags.PrintDefaults()
 		return 0
 	case err != nil:
-		fmt.Fprintln(stderr, "crowd:", err)
+		say(stderr, "crowd: %v\n", err)
 		return 2
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := runStores(ctx, p, stdout, stderr); err != nil {
-		fmt.Fprintln(stderr, "crowd:", err)
+		say(stderr, "crowd: %v\n", err)
 		return 1
 	}
 	return 0
 }
+
+// say writes to a terminal or the like: an error has nobody to go to.
+func say(out io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(out, format, args...) }
 
 // plan is what the command line asks for.
 type plan struct {

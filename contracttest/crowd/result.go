@@ -101,16 +101,16 @@ func (r *result) complaints() []string {
 
 // print writes the figures and the verdict; its error wraps errVerdict where something is wrong.
 func (r *result) print(out io.Writer, p plan, version string) error {
-	fmt.Fprintf(out, "%s on %s, %d processes: %d messages in %.1f s, %.0f a second\n", p.store, version, p.processes,
+	say(out, "%s on %s, %d processes: %d messages in %.1f s, %.0f a second\n", p.store, version, p.processes,
 		r.sent, r.took.Seconds(), float64(r.sent)/r.took.Seconds())
-	fmt.Fprintf(out, "  %d distinct, %d effects, %d receipts, %d replays, %d diverted, %d torn\n",
+	say(out, "  %d distinct, %d effects, %d receipts, %d replays, %d diverted, %d torn\n",
 		r.distinct, r.effects, r.receipts, r.replayed, r.diverted, r.torn)
-	fmt.Fprintf(out, "  %d deliveries, %d went back, %d failed, %d errors; %d transactions, the largest of %d, %d met contention\n",
+	say(out, "  %d deliveries, %d went back, %d failed, %d errors; %d transactions, the largest of %d, %d met contention\n",
 		r.deliveries, r.returned, r.failed, r.errors, r.transactions, r.largest, r.contention)
 	if wrong := r.complaints(); len(wrong) > 0 {
-		fmt.Fprintf(out, "BROKEN: %s\n", strings.Join(wrong, "; "))
+		say(out, "BROKEN: %s\n", strings.Join(wrong, "; "))
 		return errVerdict
 	}
-	fmt.Fprintln(out, "KEPT: each took effect once, and nobody saw an error")
+	say(out, "KEPT: each took effect once, and nobody saw an error\n")
 	return nil
 }

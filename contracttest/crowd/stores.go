@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -67,12 +68,12 @@ func migrate(open func(*sql.DB) (receipts.Store[*sql.Tx], error)) func(context.C
 // overSQL consumes over database/sql.
 func overSQL(client string, open func(*sql.DB) (receipts.Store[*sql.Tx], error), insert string) func(
 	context.Context, string, idempotency.Config, func(middleware, message.NoPublishHandlerFunc) error) error {
-	return func(_ context.Context, dsn string, cfg idempotency.Config, with func(middleware, message.NoPublishHandlerFunc) error) error {
+	return func(_ context.Context, dsn string, cfg idempotency.Config, with func(middleware, message.NoPublishHandlerFunc) error) (err error) {
 		db, err := sql.Open(client, dsn)
 		if err != nil {
 			return fmt.Errorf("open the database: %w", err)
 		}
-		defer db.Close()
+		defer func() { err = errors.Join(err, db.Close()) }()
 		db.SetMaxOpenConns(pool)
 		db.SetMaxIdleConns(pool)
 		s, err := open(db)

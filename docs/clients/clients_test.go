@@ -61,7 +61,7 @@ func charges(ctx context.Context, db *sql.DB) ([]charge, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer rows.Close()
+	defer func() { _ = rows.Close() }()
 	var all []charge
 	for rows.Next() {
 		var c charge
@@ -121,11 +121,11 @@ func inside(t *testing.T, db *sql.DB, h handler) ([]charge, error) {
 	t.Helper()
 	tx, err := db.BeginTx(t.Context(), nil)
 	require.NoError(t, err)
-	defer tx.Rollback()
+	defer func() { _ = tx.Rollback() }()
 	failed := h(t.Context(), tx, newMessage())
 	rows, err := tx.QueryContext(t.Context(), `SELECT id, account, cents FROM charges`)
 	require.NoError(t, err, "the transaction is open")
-	defer rows.Close()
+	defer func() { _ = rows.Close() }()
 	var all []charge
 	for rows.Next() {
 		var c charge
