@@ -7,7 +7,6 @@ func Planned() []Clause {
 		sqlQueue = "the SQL driver"
 		failures = "the failure policy"
 		pruning  = "retention"
-		upgrades = "upgrades"
 	)
 	plan := []Clause{
 		{ID: "D15", Name: sqlQueue, Capability: "tx-settle", Text: "settling inside the caller's transaction: commit settles, rollback does not, also across kill -9"},
@@ -17,7 +16,6 @@ func Planned() []Clause {
 		{ID: "T18", Name: failures, Text: "a message that kills the process, in the middle of a window of 512, is diverted after at most log2 n + MaxAttempts crashes; its neighbours are applied and not charged; a connection cut every second for a minute charges nobody"},
 		{ID: "T19", Name: failures, Text: "replay of a dead letter: applied once, by the consumer that diverted it and no other group; redelivery of the old copy at the same time: still once"},
 		{ID: "T22", Name: pruning, Text: "prune: never inside the horizon, never a pinned receipt, bounded per step, five janitors and four writers without a surfaced deadlock"},
-		{ID: "T33", Name: upgrades, Text: "two versions of the consumer side by side, switched on in a running system; schema N and N+1; a role without DDL; through PgBouncer in transaction mode"},
 	}
 	built := map[string]bool{}
 	for _, id := range TxClauseIDs() {

@@ -2,20 +2,31 @@ package contracttest_test
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"net/url"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// postgresServer is a database on PostgreSQL. In it each folder has a schema of its own.
+// postgresServer is a database on PostgreSQL. In it each folder has a schema of its own. Behind PgBouncer in transaction mode,
+// where no session can be told of a schema, each folder has a database beside it.
 type postgresServer struct {
-	url   string
-	ready sync.Map // folders whose tables are there
+	url     string
+	bounced bool
+	ready   sync.Map // folders whose tables are there
+}
+
+// dropRole drops a role that limited has made, with its rights, when nobody uses it any more.
+func (p *postgresServer) dropRole(role string) error {
+	return p.execute(context.Background(), p.url, "DROP OWNED BY "+role+"; DROP ROLE "+role)
 }
 
 // postgresConns are the most connections of one handle.
@@ -26,12 +37,33 @@ const postgresConns = 9
 func (p *postgresServer) schema(ctx context.Context, dir string) (string, error) {
 	sum := sha256.Sum256([]byte(dir))
 	schema := "s" + hex.EncodeToString(sum[:8])
+	if p.bounced {
+		return p.database(ctx, schema)
+	}
 	// Two at a time fail on the catalogue's unique index in spite of IF NOT EXISTS.
-	err := p.execute(ctx, p.url, `SELECT pg_advisory_lock(1); CREATE SCHEMA IF NOT EXISTS `+schema)
+	err := p.execute(ctx, p.url, `SELECT pg_advisory_xact_lock(1); CREATE SCHEMA IF NOT EXISTS `+schema)
 	if err != nil {
 		return "", err
 	}
 	return withParams(p.url, "search_path", schema, "lock_timeout", "500")
+}
+
+// database gives the address of a database, which is made where it is not there.
+func (p *postgresServer) database(ctx context.Context, suffix string) (string, error) {
+	u, err := url.Parse(p.url)
+	if err != nil {
+		return "", errors.New("the database's URL cannot be used")
+	}
+	name := strings.TrimPrefix(u.Path, "/") + "_" + suffix
+	u.Path = "/" + name
+	err = p.execute(ctx, p.url, "CREATE DATABASE "+name)
+	if there := new(pgconn.PgError); errors.As(err, &there) && there.Code == "42P04" {
+		return u.String(), nil
+	}
+	if err == nil {
+		err = p.execute(ctx, p.url, "ALTER DATABASE "+name+" SET lock_timeout = '500ms'")
+	}
+	return u.String(), err
 }
 
 // tables gives the address of a folder's schema, in which the tables of the store, and the one for effects, are made where
@@ -43,7 +75,7 @@ func (p *postgresServer) tables(ctx context.Context, dir string, migrate func(ct
 	}
 	err = migrate(ctx, at)
 	if err == nil {
-		err = p.execute(ctx, at, `SELECT pg_advisory_lock(2);
+		err = p.execute(ctx, at, `SELECT pg_advisory_xact_lock(2);
 			CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, n BIGINT NOT NULL);
 			CREATE TABLE IF NOT EXISTS large (t TEXT);
 			ALTER TABLE large ALTER t SET STORAGE EXTERNAL`) // not compressed
@@ -52,6 +84,33 @@ func (p *postgresServer) tables(ctx context.Context, dir string, migrate func(ct
 		p.ready.Store(dir, true)
 	}
 	return at, err
+}
+
+// newer makes of the tables what a later version may.
+func (p *postgresServer) newer(ctx context.Context, dir string) error {
+	at, err := p.schema(ctx, dir)
+	if err != nil {
+		return err
+	}
+	return p.execute(ctx, at, "SET LOCAL lock_timeout = 0;"+nextVersion) // it waits for those who use them
+}
+
+// limited gives the address of a folder's schema for a new role that has the everyday rights.
+func (p *postgresServer) limited(ctx context.Context, dir string) (at, role string, err error) {
+	if at, err = p.schema(ctx, dir); err != nil {
+		return "", "", err
+	}
+	u, err := url.Parse(at)
+	if err != nil {
+		return "", "", errors.New("the database's URL cannot be used")
+	}
+	role = "penstock_test_" + strings.ToLower(rand.Text()[:12])
+	password := rand.Text()
+	err = p.execute(ctx, at, fmt.Sprintf(`CREATE ROLE %[1]s LOGIN PASSWORD '%[2]s';
+		DO $$ BEGIN EXECUTE format('GRANT USAGE ON SCHEMA %%I TO %[1]s', current_schema()); END $$;
+		GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA %[3]s TO %[1]s`, role, password, u.Query().Get("search_path")))
+	u.User = url.UserPassword(role, password)
+	return u.String(), role, err
 }
 
 // execute runs statements in a session of their own.

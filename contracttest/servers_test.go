@@ -19,7 +19,7 @@ var servers *backends.Set
 // TestMain turns this binary into the consumer of a kill clause where one has started it.
 func TestMain(m *testing.M) {
 	contracttest.TxChild(txStores()...)
-	contracttest.TxChild(postgresNative(told(nativeName)))
+	contracttest.TxChild(postgresNative(told(nativeName)), bouncedNative(told(bouncedNativeName)))
 	var err error
 	if servers, err = backends.Open(backends.Options{}); err != nil {
 		fmt.Fprintln(os.Stderr, err)

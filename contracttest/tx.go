@@ -44,6 +44,11 @@ type StoreHarness[T any] struct {
 	Wrap func(receipts.Store[T]) receipts.Store[T]
 	// Empty is like Open, on a database of its own for each dir that nobody has made the store's tables in.
 	Empty func(ctx context.Context, dir string) (Database[T], error)
+	// Newer makes of dir's tables what the next version of the store would, which this one can still run on.
+	Newer func(ctx context.Context, dir string) error
+	// Limited is like Open, as a role that has the rights that the store asks for and no others: it may not make or change
+	// tables. They are there.
+	Limited func(ctx context.Context, dir string) (Database[T], error)
 	// Kill ends the session in which a transaction is open from outside, as an administrator does, and returns when it is
 	// gone. It uses the transaction, if at all, before that only.
 	Kill func(ctx context.Context, tx T) error
@@ -149,6 +154,7 @@ func txClauses[T any]() []txClause[T] {
 		crashClauses[T](), identityClauses[T](), failureClauses[T](), outputClauses[T](), pathClauses[T](),
 		shutdownClauses[T](), outageClauses[T](), modeClauses[T](), interopClauses[T](),
 		batchClauses[T](), duplicateClauses[T](), contentionClauses[T](), swallowClauses[T](), blockedClauses[T](), orderKeyClauses[T](),
+		upgradeClauses[T](),
 	)
 	slices.SortStableFunc(all, func(a, b txClause[T]) int { return strings.Compare(a.ID, b.ID) })
 	return all
@@ -258,7 +264,7 @@ func (s StoreHarness[T]) check() error {
 func (s StoreHarness[T]) lacksHooks(wanted []string) string {
 	there := map[string]bool{
 		"End": s.End != nil, "OpenFaulty": s.OpenFaulty != nil, "Errors": len(s.Errors) > 0, "Read": s.Read != nil,
-		"Violate": s.Violate != nil, "Empty": s.Empty != nil, "Kill": s.Kill != nil,
+		"Violate": s.Violate != nil, "Empty": s.Empty != nil, "Kill": s.Kill != nil, "Newer": s.Newer != nil, "Limited": s.Limited != nil,
 	}
 	var hooks []string
 	for _, name := range wanted {

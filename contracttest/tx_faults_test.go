@@ -24,17 +24,17 @@ func withProcesses() []string {
 	return []string{"T01", "T01/batch", "T02", "T02/batch", "T03/kill", "T05/processes", "T30/kill", "T32/least", "T32/most"}
 }
 
-// caught is the golden matrix: which clauses fail under each planted fault.
+// caught is the golden matrix: which clauses fail under each planted fault. A question mark: it depends on who is faster.
 func caught() map[string]string {
 	return map[string]string{
 		"mark-before-work":         "T04 T07 T08 T10 T12 T12/batch T12/permanent T12/slow T13 T13/batch T14 T15 T15/held T16 T21 T23 T23/inside T24 T24/batch T24/full T24/shutdown T25 T28 T30 T31",
 		"mark-after-work":          "T04 T05 T12 T12/permanent T12/slow T14 T15 T24/batch T28 T30",
 		"commit-on-rollback":       "T07 T08 T10 T12 T12/batch T13 T13/batch T14 T15 T21 T23 T23/inside T24 T24/batch T24/full T24/shutdown T25 T31",
 		"rollback-late":            "T21",
-		"commit-forgotten":         "T03 T04 T05 T06 T07 T08 T09 T10 T12 T12/batch T12/permanent T12/slow T13 T13/batch T14 T15 T15/held T15/read T16 T20 T21 T23 T23/inside T24 T24/batch T24/full T24/shutdown T25 T26 T27 T28 T29 T30 T31",
+		"commit-forgotten":         "T03 T04 T05 T06 T07 T08 T09 T10 T12 T12/batch T12/permanent T12/slow T13 T13/batch T14 T15 T15/held T15/read T16 T20 T21 T23 T23/inside T24 T24/batch T24/full T24/shutdown T25 T26 T27 T28 T29 T30 T31 T33",
 		"commit-error-ignored":     "T04 T15 T16 T26 T30",
 		"unknown-is-committed":     "T04",
-		"held-as-fresh":            "T03 T05 T06 T10 T14 T25 T27 T29 T31",
+		"held-as-fresh":            "T03 T05 T06 T10 T14 T25 T27 T29 T31 T33",
 		"torn-as-held":             "T30",
 		"fingerprint-ignored":      "T06 T14 T25",
 		"keys-folded":              "T09",
@@ -43,11 +43,11 @@ func caught() map[string]string {
 		"sent-mark-forgotten":      "T10 T12 T15 T27 T31",
 		"outage-unseen":            "T15 T15/held T26",
 		"outputs-forgotten":        "T10 T12 T15 T31",
-		"undo-keeps":               "T12 T12/permanent T15 T24/batch",
-		"undo-takes-neighbours":    "T12 T12/permanent T24/batch",
-		"keep-commits":             "T12 T12/permanent T12/slow T15 T16 T24/batch T30",
-		"unclaim-forgotten":        "T12 T12/permanent T12/slow T15 T24/batch",
-		"unclaim-takes-neighbours": "T12 T12/permanent T12/slow T15 T24/batch",
+		"undo-keeps":               "T12 T12/permanent T15 T24? T24/batch",
+		"undo-takes-neighbours":    "T12 T12/permanent T24? T24/batch",
+		"keep-commits":             "T12 T12/permanent T12/slow T15 T16 T24? T24/batch T30",
+		"unclaim-forgotten":        "T12 T12/permanent T12/slow T15 T24? T24/batch",
+		"unclaim-takes-neighbours": "T12 T12/permanent T12/slow T15 T24? T24/batch",
 		"many-held-as-fresh":       "T14",
 		"answers-out-of-order":     "T14",
 		"claim-wait-ignored":       "T29",
@@ -69,7 +69,8 @@ func TestTxFaults(t *testing.T) {
 			s.Wrap = fault.Wrap
 			h := bubbled()
 			h.Patience = 10 * time.Second // of real time where a clause runs in no bubble
-			failing(t, contracttest.ExamineTx(t, h, s, inProcess()...), want)
+			rep := contracttest.ExamineTx(t, h, s, inProcess()...)
+			failing(t, rep, certain(want, rep))
 		})
 	}
 }

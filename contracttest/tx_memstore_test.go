@@ -89,6 +89,11 @@ func memHarnessOf(name string, opts memstore.Options) memStoreHarness {
 			return tx.Commit()
 		},
 		Violate: func(context.Context, *memstore.Tx) error { return errors.New("a constraint is violated") },
+		Newer:   func(context.Context, string) error { return nil }, // it has no tables
+		Limited: func(_ context.Context, dir string) (contracttest.Database[*memstore.Tx], error) {
+			_, db := dbs.open(dir)
+			return db, nil
+		},
 		Kill: func(_ context.Context, tx *memstore.Tx) error {
 			tx.Kill()
 			return nil

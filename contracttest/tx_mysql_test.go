@@ -2,11 +2,13 @@ package contracttest_test
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"database/sql"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 
@@ -177,7 +179,56 @@ func mysqlHarness(name string) contracttest.StoreHarness[*sql.Tx] {
 		},
 		Kill:       s.kill,
 		OpenFaulty: s.openFaulty,
+		Newer: func(ctx context.Context, dir string) (err error) {
+			db, err := mysqlOpen(s, dir)
+			if err != nil {
+				return err
+			}
+			for statement := range strings.SplitSeq(nextVersion, ";") {
+				_, executed := db.ExecContext(ctx, statement)
+				err = errors.Join(err, executed)
+			}
+			return errors.Join(err, db.Close())
+		},
+		Limited: s.limited,
 	}
+}
+
+// limited makes a user with the everyday rights, who is dropped when the handle is closed.
+func (s mysqlServer) limited(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], error) {
+	none := contracttest.Database[*sql.Tx]{}
+	admin, err := mysqlOpen(s, dir)
+	if err != nil {
+		return none, err
+	}
+	config, err := s.config(dir)
+	if err != nil {
+		return none, errors.Join(err, admin.Close())
+	}
+	config.User, config.Passwd = "penstock_test_"+strings.ToLower(rand.Text()[:12]), rand.Text()
+	for _, statement := range []string{
+		fmt.Sprintf("CREATE USER %s IDENTIFIED BY '%s'", config.User, config.Passwd),
+		fmt.Sprintf("GRANT SELECT, INSERT, UPDATE, DELETE ON %s.* TO %s", config.DBName, config.User),
+	} {
+		if _, err := admin.ExecContext(ctx, statement); err != nil {
+			return none, errors.Join(err, admin.Close())
+		}
+	}
+	connector, err := mysql.NewConnector(config)
+	if err != nil {
+		return none, errors.Join(err, admin.Close())
+	}
+	db := mysqlPooled(sql.OpenDB(connector))
+	store, err := receipts.NewMySQL(db, receipts.MySQLOptions{})
+	return contracttest.Database[*sql.Tx]{
+		Store:   store,
+		Effects: func(ctx context.Context) (map[string]int64, error) { return readCounters(ctx, db) },
+		Close: func() error {
+			err := db.Close()
+			_, dropped := admin.ExecContext(context.Background(), "DROP USER "+config.User)
+			return errors.Join(err, dropped, admin.Close())
+		},
+	}, err
 }
 
 // mysqlDatabase makes the tables and the store.

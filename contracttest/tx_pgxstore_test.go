@@ -25,11 +25,14 @@ func TestTxMemoryPostgresNative(t *testing.T) {
 
 const nativeName = "postgres, pgxstore"
 
-// postgresNative is all that the clauses need of the store on pgx itself. Its effects are queued.
 func postgresNative(url string) contracttest.StoreHarness[*pgxstore.Tx] {
-	p := &postgresPool{postgresServer{url: url}}
+	return nativeOn(nativeName, &postgresPool{postgresServer{url: url}})
+}
+
+// nativeOn is all that the clauses need of the store on pgx itself. Its effects are queued.
+func nativeOn(name string, p *postgresPool) contracttest.StoreHarness[*pgxstore.Tx] {
 	h := contracttest.StoreHarness[*pgxstore.Tx]{
-		Name: nativeName, Open: p.open, Empty: p.empty, OpenFaulty: p.openFaulty,
+		Name: name, Open: p.open, Empty: p.empty, OpenFaulty: p.openFaulty, Newer: p.newer, Limited: p.openLimited,
 		Apply: func(_ context.Context, tx *pgxstore.Tx, counter string, by int64) error {
 			tx.Queue(postgresApply, counter, by)
 			return tx.Err()
@@ -96,6 +99,16 @@ func (p *postgresPool) empty(ctx context.Context, dir string) (contracttest.Data
 		return contracttest.Database[*pgxstore.Tx]{}, err
 	}
 	_, d, err := p.handle(ctx, at)
+	return d, err
+}
+
+func (p *postgresPool) openLimited(ctx context.Context, dir string) (contracttest.Database[*pgxstore.Tx], error) {
+	at, role, err := p.limited(ctx, dir)
+	if err != nil {
+		return contracttest.Database[*pgxstore.Tx]{}, err
+	}
+	pool, d, err := p.handle(ctx, at)
+	d.Close = func() error { pool.Close(); return p.dropRole(role) }
 	return d, err
 }
 

@@ -57,11 +57,14 @@ func postgresSavepoints(url string) contracttest.StoreHarness[*sql.Tx] {
 	return postgresHarness("postgres, savepoints", "pgx", url, receipts.PostgresOptions{Savepoints: true})
 }
 
-// postgresHarness is all that the clauses need of a store over database/sql, by a driver that is registered there.
 func postgresHarness(name, driver, url string, opts receipts.PostgresOptions) contracttest.StoreHarness[*sql.Tx] {
-	p := &postgresSQL{postgresServer: postgresServer{url: url}, driver: driver, opts: opts}
+	return postgresOn(name, &postgresSQL{postgresServer: postgresServer{url: url}, driver: driver, opts: opts})
+}
+
+// postgresOn is all that the clauses need of a store over database/sql, by a driver that is registered there.
+func postgresOn(name string, p *postgresSQL) contracttest.StoreHarness[*sql.Tx] {
 	h := contracttest.StoreHarness[*sql.Tx]{
-		Name: name, Open: p.open, Empty: p.empty, OpenFaulty: p.openFaulty,
+		Name: name, Open: p.open, Empty: p.empty, OpenFaulty: p.openFaulty, Newer: p.newer, Limited: p.openLimited,
 		Apply: func(ctx context.Context, tx *sql.Tx, counter string, by int64) error {
 			_, err := tx.ExecContext(ctx, postgresApply, counter, by)
 			return err
@@ -112,6 +115,16 @@ func (p *postgresSQL) empty(ctx context.Context, dir string) (contracttest.Datab
 		return contracttest.Database[*sql.Tx]{}, err
 	}
 	_, d, err := p.handle(at)
+	return d, err
+}
+
+func (p *postgresSQL) openLimited(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], error) {
+	at, role, err := p.limited(ctx, dir)
+	if err != nil {
+		return contracttest.Database[*sql.Tx]{}, err
+	}
+	db, d, err := p.handle(at)
+	d.Close = func() error { return errors.Join(db.Close(), p.dropRole(role)) }
 	return d, err
 }
 

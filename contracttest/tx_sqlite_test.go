@@ -87,6 +87,21 @@ func sqliteHarnessWith(name, driver string, dsn sqliteDSN, opts receipts.SQLiteO
 			}
 			return n, err
 		},
+		Newer: func(ctx context.Context, dir string) error {
+			db, err := sql.Open(driver, path(dir))
+			if err != nil {
+				return err
+			}
+			_, err = db.ExecContext(ctx, nextVersion)
+			return errors.Join(err, db.Close())
+		},
+		Limited: func(_ context.Context, dir string) (contracttest.Database[*sql.Tx], error) { // SQLite has no roles
+			db, err := sql.Open(driver, path(dir))
+			if err != nil {
+				return contracttest.Database[*sql.Tx]{}, err
+			}
+			return sqliteHandle(db, opts)
+		},
 		End:     endSQL,
 		Violate: execute("INSERT INTO counters (name, n) VALUES ('violated', NULL)"),
 		Errors: map[string]func(ctx context.Context, tx *sql.Tx) error{
@@ -110,13 +125,15 @@ func sqliteHarnessWith(name, driver string, dsn sqliteDSN, opts receipts.SQLiteO
 	}
 }
 
+// nextVersion changes the tables as a later version may, in whatever dialect.
+const nextVersion = `ALTER TABLE penstock_receipts ADD COLUMN later INTEGER;
+	INSERT INTO penstock_schema (version, compatible_from, applied_at) SELECT max(version) + 1, max(compatible_from), 0 FROM penstock_schema`
+
 // sqliteDatabase makes the tables and the store.
 func sqliteDatabase(ctx context.Context, db *sql.DB, opts receipts.SQLiteOptions) (contracttest.Database[*sql.Tx], error) {
-	db.SetMaxOpenConns(sqlitePool)
-	db.SetMaxIdleConns(sqlitePool)
-	store, err := receipts.NewSQLite(db, opts)
+	d, err := sqliteHandle(db, opts)
 	if err == nil {
-		err = store.Migrate(ctx)
+		err = d.Store.Migrate(ctx)
 	}
 	if err == nil {
 		_, err = db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, n INTEGER NOT NULL, padding BLOB)`)
@@ -124,10 +141,18 @@ func sqliteDatabase(ctx context.Context, db *sql.DB, opts receipts.SQLiteOptions
 	if err != nil {
 		return contracttest.Database[*sql.Tx]{}, errors.Join(err, db.Close())
 	}
+	return d, nil
+}
+
+// sqliteHandle makes the store alone.
+func sqliteHandle(db *sql.DB, opts receipts.SQLiteOptions) (contracttest.Database[*sql.Tx], error) {
+	db.SetMaxOpenConns(sqlitePool)
+	db.SetMaxIdleConns(sqlitePool)
+	store, err := receipts.NewSQLite(db, opts)
 	return contracttest.Database[*sql.Tx]{
 		Store: store, Close: db.Close,
 		Effects: func(ctx context.Context) (map[string]int64, error) { return readCounters(ctx, db) },
-	}, nil
+	}, err
 }
 
 func readCounters(ctx context.Context, db *sql.DB) (map[string]int64, error) {
