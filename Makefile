@@ -23,7 +23,7 @@ ledger: backends ## the same on PostgreSQL: money between hot accounts, three pr
 .PHONY: test
 test: need-cc backends ## run all tests under the race detector; what was skipped is listed at the end, with the reason
 	@$(TOOL) gotestsum --format pkgname -- -race -timeout 20m $(PKGS); code=$$?; \
-	  if [ '$(PKGS)' = ./... ]; then $(CLIENTS) && $(GO) test -race ./... || code=1; cd ../..; fi; \
+	  if [ '$(PKGS)' = ./... ]; then $(CLIENTS) && $(GO) test -race . || code=1; cd ../..; fi; \
 	  .ci/install-backends --list; exit $$code
 
 .PHONY: backends
