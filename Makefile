@@ -22,7 +22,7 @@ ledger: backends ## the same on PostgreSQL: money between hot accounts, three pr
 
 .PHONY: test
 test: need-cc backends ## run all tests under the race detector; what was skipped is listed at the end, with the reason
-	@$(TOOL) gotestsum --format pkgname -- -race -timeout 20m $(PKGS); code=$$?; \
+	@$(TOOL) gotestsum --format pkgname -- -race -timeout 40m $(PKGS); code=$$?; \
 	  if [ '$(PKGS)' = ./... ]; then $(CLIENTS) && $(GO) test -race . || code=1; cd ../..; fi; \
 	  .ci/install-backends --list; exit $$code
 
@@ -67,7 +67,7 @@ verify-mod:
 .PHONY: cover
 cover: need-cc backends ## test coverage by package and as out/coverage.html
 	@mkdir -p out
-	$(TOOL) gotestsum --format pkgname --hide-summary=output -- -race -timeout 20m -coverpkg=./sdk/...,./drivers/...,./middleware/...,./contracttest/... -coverprofile=out/coverage.txt $(PKGS)
+	$(TOOL) gotestsum --format pkgname --hide-summary=output -- -race -timeout 40m -coverpkg=./sdk/...,./drivers/...,./middleware/...,./contracttest/... -coverprofile=out/coverage.txt $(PKGS)
 	$(GO) tool cover -html=out/coverage.txt -o out/coverage.html
 	@$(GO) tool cover -func=out/coverage.txt | tail -1
 
