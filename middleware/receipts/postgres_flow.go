@@ -64,7 +64,7 @@ func (f *pgFlow) claim(ctx context.Context, claims []Claim) ([]ClaimResult, erro
 func (f *pgFlow) waited(ctx context.Context, err error) error {
 	code, answered := sqlState(err)
 	switch {
-	case f.t.isExpired(), ctx.Err() == nil && code != pgQueryCanceled:
+	case f.t.isExpired(), answered && code != pgQueryCanceled, ctx.Err() == nil && !answered:
 		return err
 	case !answered && errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return &classedError{class: ClassOutage, what: "waiting for the server's answer to a claim", err: err}
