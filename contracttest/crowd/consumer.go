@@ -30,6 +30,7 @@ const consumerEnv = "PENSTOCK_CROWD_CONSUMER"
 // consumerSpec is what the parent tells a consumer process.
 type consumerSpec struct {
 	Socket, Store, Database string
+	Window                  int
 }
 
 // news is a line of JSON from a consumer to its parent: that it is ready, and at the end what it did.
@@ -64,7 +65,7 @@ func consume(ctx context.Context, spec consumerSpec) (err error) {
 	}
 	defer func() { err = errors.Join(err, broker.Close(context.Background())) }()
 	errs := &errorLog{}
-	sub, err := sdk.NewSubscriber(broker, sdk.SubscriberConfig{Group: group, Logger: errs})
+	sub, err := sdk.NewSubscriber(broker, sdk.SubscriberConfig{Group: group, MaxInFlight: spec.Window, Logger: errs})
 	if err != nil {
 		return fmt.Errorf("make the subscriber: %w", err)
 	}

@@ -144,7 +144,8 @@ func (c *crowd) work(ctx context.Context) error {
 	for range c.plan.processes {
 		m := &member{ready: make(chan struct{})}
 		var err error
-		m.Child, err = stage.Start(consumerEnv, consumerSpec{Socket: c.socket, Store: c.plan.store, Database: c.dsn}, m.hear)
+		spec := consumerSpec{Socket: c.socket, Store: c.plan.store, Database: c.dsn, Window: c.plan.window}
+		m.Child, err = stage.Start(consumerEnv, spec, m.hear)
 		if err != nil {
 			return err
 		}

@@ -33,13 +33,14 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(servers.Around(m))
 }
 
-// The short form of what `make crowd` does: eight processes, 3,000 messages, 30 % duplicates.
+// The short form of what `make crowd` does: eight processes, 3,000 messages, 30 % duplicates. The window is small, because a
+// duplicate waits for a first copy in its own process for 20 s at most, and on a loaded machine a long queue takes longer.
 func TestEightProcesses(t *testing.T) {
 	for name, s := range stores() {
 		t.Run(name, func(t *testing.T) {
 			database := servers.TestDatabase(t, s.kind)
 			var progress, out bytes.Buffer
-			p := plan{messages: 3000, duplicates: 30, processes: 8, store: name, seed: 1}
+			p := plan{messages: 3000, duplicates: 30, processes: 8, window: 32, store: name, seed: 1}
 			r, err := runCrowd(t.Context(), p, database.DSN(), &progress)
 			require.NoError(t, err)
 			require.NoError(t, r.print(&out, p, database.Version), out.String())
@@ -143,12 +144,12 @@ func TestParse(t *testing.T) {
 	t.Parallel()
 	p, err := parse(nil)
 	require.NoError(t, err)
-	assert.Equal(t, plan{messages: 100_000, duplicates: 30, processes: 8, seed: 1}, p)
-	p, err = parse(strings.Fields("-n 5 -duplicates 10 -processes 2 -store mysql -seed 4"))
+	assert.Equal(t, plan{messages: 100_000, duplicates: 30, processes: 8, window: 256, seed: 1}, p)
+	p, err = parse(strings.Fields("-n 5 -duplicates 10 -processes 2 -window 9 -store mysql -seed 4"))
 	require.NoError(t, err)
-	assert.Equal(t, plan{messages: 5, duplicates: 10, processes: 2, seed: 4, store: "mysql"}, p)
+	assert.Equal(t, plan{messages: 5, duplicates: 10, processes: 2, window: 9, seed: 4, store: "mysql"}, p)
 	for args, want := range map[string]string{
-		"x": "unexpected argument", "-n 0": "at least one message", "-duplicates 91": "between 0 and 90", "-processes 0": "between 1 and 32",
+		"x": "unexpected argument", "-n 0": "at least one message", "-duplicates 91": "between 0 and 90", "-processes 0": "between 1 and 32", "-window 0": "between 1 and 4096",
 		"-store oracle": `one of ["mysql" "pgxstore" "postgres"]`, "-y": "-help lists the flags",
 	} {
 		_, err := parse(strings.Fields(args))
@@ -168,7 +169,7 @@ func TestAConsumerThatEndsByItselfIsAnError(t *testing.T) {
 	<-c.ready
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := runCrowd(ctx, plan{messages: 1, processes: 1, store: "postgres"}, database.DSN(), &bytes.Buffer{})
+	_, err := runCrowd(ctx, plan{messages: 1, processes: 1, window: 1, store: "postgres"}, database.DSN(), &bytes.Buffer{})
 	require.ErrorIs(t, err, context.Canceled)
 }
 

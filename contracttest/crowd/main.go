@@ -57,6 +57,7 @@ type plan struct {
 	messages   int
 	duplicates int // in per cent
 	processes  int
+	window     int    // messages that a process has in hand
 	store      string // "": all
 	seed       uint64
 }
@@ -67,6 +68,7 @@ func (p *plan) flags() *flag.FlagSet {
 	flags.IntVar(&p.messages, "n", 100_000, "how many `messages` are sent")
 	flags.IntVar(&p.duplicates, "duplicates", 30, "how many of them are duplicates, in `per cent`")
 	flags.IntVar(&p.processes, "processes", 8, "how many `processes` consume")
+	flags.IntVar(&p.window, "window", 256, "how many `messages` each of them has in hand")
 	flags.StringVar(&p.store, "store", "", fmt.Sprintf("the `store`: one of %q; without it one after the other", names()))
 	flags.Uint64Var(&p.seed, "seed", 1, "the `number` that the places of duplicates depend on")
 	return flags
@@ -87,6 +89,8 @@ func parse(args []string) (plan, error) {
 		return p, fmt.Errorf("-duplicates is %d; it has to be between 0 and 90", p.duplicates)
 	case p.processes < 1 || p.processes > 32:
 		return p, fmt.Errorf("-processes is %d; it has to be between 1 and 32", p.processes)
+	case p.window < 1 || p.window > 4096:
+		return p, fmt.Errorf("-window is %d; it has to be between 1 and 4096", p.window)
 	case p.store != "" && !slices.Contains(names(), p.store):
 		return p, fmt.Errorf("-store is %q; it has to be one of %q", p.store, names())
 	}
