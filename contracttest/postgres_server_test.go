@@ -4,16 +4,21 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"database/sql"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/penstock-mq/penstock/middleware/receipts"
 )
 
 // postgresServer is a database on PostgreSQL. In it each folder has a schema of its own. Behind PgBouncer in transaction mode,
@@ -21,7 +26,7 @@ import (
 type postgresServer struct {
 	url     string
 	bounced bool
-	ready   sync.Map // folders whose tables are there
+	ready   sync.Map // databases that are there
 }
 
 // dropRole drops a role that limited has made, with its rights, when nobody uses it any more.
@@ -30,22 +35,20 @@ func (p *postgresServer) dropRole(role string) error {
 }
 
 // postgresConns are the most connections of one handle.
-const postgresConns = 9
+const postgresConns = 5
 
-// schema gives the address of a folder's schema, which is made where it is not there. A statement waits half a second for
-// what another one has locked: that makes waiting contention, where it would last until the transaction's budget ends.
-func (p *postgresServer) schema(ctx context.Context, dir string) (string, error) {
+// schema gives the address of a folder's schema, and its name, which is not there before it is made. A statement waits half a
+// second for what another one has locked: that makes waiting contention, where it would last until the transaction's budget
+// ends.
+func (p *postgresServer) schema(ctx context.Context, dir string) (at, name string, err error) {
 	sum := sha256.Sum256([]byte(dir))
-	schema := "s" + hex.EncodeToString(sum[:8])
+	name = "s" + hex.EncodeToString(sum[:8])
 	if p.bounced {
-		return p.database(ctx, schema)
+		at, err = p.database(ctx, name)
+		return at, "public", err
 	}
-	// Two at a time fail on the catalogue's unique index in spite of IF NOT EXISTS.
-	err := p.execute(ctx, p.url, `SELECT pg_advisory_xact_lock(1); CREATE SCHEMA IF NOT EXISTS `+schema)
-	if err != nil {
-		return "", err
-	}
-	return withParams(p.url, "search_path", schema, "lock_timeout", "500")
+	at, err = withParams(p.url, "search_path", name, "lock_timeout", "500")
+	return at, name, err
 }
 
 // database gives the address of a database, which is made where it is not there.
@@ -56,6 +59,9 @@ func (p *postgresServer) database(ctx context.Context, suffix string) (string, e
 	}
 	name := strings.TrimPrefix(u.Path, "/") + "_" + suffix
 	u.Path = "/" + name
+	if _, there := p.ready.LoadOrStore(name, true); there {
+		return u.String(), nil
+	}
 	err = p.execute(ctx, p.url, "CREATE DATABASE "+name)
 	if there := new(pgconn.PgError); errors.As(err, &there) && there.Code == "42P04" {
 		return u.String(), nil
@@ -66,29 +72,60 @@ func (p *postgresServer) database(ctx context.Context, suffix string) (string, e
 	return u.String(), err
 }
 
-// tables gives the address of a folder's schema, in which the tables of the store, and the one for effects, are made where
-// they are not there.
-func (p *postgresServer) tables(ctx context.Context, dir string, migrate func(ctx context.Context, at string) error) (string, error) {
-	at, err := p.schema(ctx, dir)
-	if _, done := p.ready.Load(dir); err != nil || done {
-		return at, err
+// empty gives the address of a folder's schema, which is made.
+func (p *postgresServer) empty(ctx context.Context, dir string) (string, error) {
+	at, schema, err := p.schema(ctx, dir)
+	if err != nil {
+		return "", err
 	}
-	err = migrate(ctx, at)
+	return at, p.execute(ctx, at, makeSchema(schema))
+}
+
+// makeSchema makes a schema where it is not there. Two at a time would fail in spite of IF NOT EXISTS.
+func makeSchema(name string) string {
+	return "SELECT pg_advisory_xact_lock(1); CREATE SCHEMA IF NOT EXISTS " + name
+}
+
+// tables gives the address of a folder's schema with the tables of the store, whichever it is, and those for effects. They are
+// made where they are not there: then a file in the folder says so to other processes. All of that takes one connection,
+// because it is done for every clause.
+func (p *postgresServer) tables(ctx context.Context, dir string) (string, error) {
+	at, schema, err := p.schema(ctx, dir)
+	if err != nil {
+		return "", err
+	}
+	mark := filepath.Join(dir, "tables")
+	if _, err := os.Stat(mark); err == nil {
+		return at, nil
+	}
+	db, err := sql.Open("pgx", at)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = db.Close() }()
+	db.SetMaxOpenConns(1)
+	if _, err := db.ExecContext(ctx, makeSchema(schema)); err != nil {
+		return "", err
+	}
+	store, err := receipts.NewPostgres(db, receipts.PostgresOptions{})
 	if err == nil {
-		err = p.execute(ctx, at, `SELECT pg_advisory_xact_lock(2);
+		err = store.Migrate(ctx)
+	}
+	if err == nil {
+		_, err = db.ExecContext(ctx, `SELECT pg_advisory_xact_lock(2);
 			CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, n BIGINT NOT NULL);
 			CREATE TABLE IF NOT EXISTS large (t TEXT);
 			ALTER TABLE large ALTER t SET STORAGE EXTERNAL`) // not compressed
 	}
-	if err == nil {
-		p.ready.Store(dir, true)
+	if err != nil {
+		return "", err
 	}
-	return at, err
+	return at, os.WriteFile(mark, nil, 0o600)
 }
 
 // newer makes of the tables what a later version may.
 func (p *postgresServer) newer(ctx context.Context, dir string) error {
-	at, err := p.schema(ctx, dir)
+	at, _, err := p.schema(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -97,7 +134,8 @@ func (p *postgresServer) newer(ctx context.Context, dir string) error {
 
 // limited gives the address of a folder's schema for a new role that has the everyday rights.
 func (p *postgresServer) limited(ctx context.Context, dir string) (at, role string, err error) {
-	if at, err = p.schema(ctx, dir); err != nil {
+	at, schema, err := p.schema(ctx, dir)
+	if err != nil {
 		return "", "", err
 	}
 	u, err := url.Parse(at)
@@ -105,12 +143,11 @@ func (p *postgresServer) limited(ctx context.Context, dir string) (at, role stri
 		return "", "", errors.New("the database's URL cannot be used")
 	}
 	role = "penstock_test_" + strings.ToLower(rand.Text()[:12])
-	password := rand.Text()
-	err = p.execute(ctx, at, fmt.Sprintf(`CREATE ROLE %[1]s LOGIN PASSWORD '%[2]s';
-		DO $$ BEGIN EXECUTE format('GRANT USAGE ON SCHEMA %%I TO %[1]s', current_schema()); END $$;
-		GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA %[3]s TO %[1]s`, role, password, u.Query().Get("search_path")))
-	u.User = url.UserPassword(role, password)
-	return u.String(), role, err
+	u.User = url.UserPassword(role, rand.Text())
+	password, _ := u.User.Password()
+	return u.String(), role, p.execute(ctx, at, fmt.Sprintf(`CREATE ROLE %[1]s LOGIN PASSWORD '%[2]s';
+		GRANT USAGE ON SCHEMA %[3]s TO %[1]s;
+		GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA %[3]s TO %[1]s`, role, password, schema))
 }
 
 // execute runs statements in a session of their own.

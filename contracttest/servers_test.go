@@ -1,8 +1,11 @@
 package contracttest_test
 
 import (
+	"flag"
 	"fmt"
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -20,12 +23,28 @@ var servers *backends.Set
 func TestMain(m *testing.M) {
 	contracttest.TxChild(txStores()...)
 	contracttest.TxChild(postgresNative(told(nativeName)), bouncedNative(told(bouncedNativeName)))
+	if err := overlap(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	var err error
 	if servers, err = backends.Open(backends.Options{}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	goleak.VerifyTestMain(servers.Around(m))
+}
+
+// overlap has twice as many tests run at a time as there are processors, where -parallel does not say otherwise: those that do
+// wait for servers and child processes more than they work.
+func overlap() error {
+	flag.Parse()
+	chosen := false
+	flag.Visit(func(f *flag.Flag) { chosen = chosen || f.Name == "test.parallel" })
+	if chosen {
+		return nil
+	}
+	return flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0)))
 }
 
 // unbubbled is the memory driver as it is to databases that are somewhere else: no bubble, and patience for a machine that

@@ -6,11 +6,18 @@ import (
 	"github.com/penstock-mq/penstock/contracttest"
 )
 
-func TestStoreModernc(t *testing.T) { contracttest.RunStore(t, modernc()) }
+func TestStoreModernc(t *testing.T) {
+	t.Parallel()
+	contracttest.RunStore(t, modernc())
+}
 
-func TestStoreUnguarded(t *testing.T) { contracttest.RunStore(t, unguarded()) }
+func TestStoreUnguarded(t *testing.T) {
+	t.Parallel()
+	contracttest.RunStore(t, unguarded())
+}
 
 func TestStoreMattn(t *testing.T) {
+	t.Parallel()
 	stores := cgoStores()
 	if len(stores) == 0 {
 		t.Skip("github.com/mattn/go-sqlite3 needs cgo, which this build is without")

@@ -49,7 +49,7 @@ type guest struct {
 }
 
 // guestTimeout is the time limit of the Timeout, and how long the CircuitBreaker stays open.
-const guestTimeout = 50 * time.Millisecond
+const guestTimeout = 400 * time.Millisecond
 
 // guests are the five that have to do with failures.
 func guests() []guest {

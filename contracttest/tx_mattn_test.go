@@ -19,6 +19,7 @@ func cgoStores() []contracttest.StoreHarness[*sql.Tx] {
 // TestTxMemoryMattn leaves out what does not depend on the SQLite driver: how messages take their way through a router,
 // and what needs many processes.
 func TestTxMemoryMattn(t *testing.T) {
+	t.Parallel()
 	for _, s := range cgoStores() {
 		rep := contracttest.ExamineTx(t, bubbled(), s,
 			"T01", "T01/batch", "T02", "T02/batch", "T03", "T04", "T05", "T06", "T07", "T09", "T10", "T12", "T12/permanent", "T13", "T14",

@@ -34,7 +34,7 @@ func TestTxMemoryMariaDB(t *testing.T) {
 func TestStoreMySQL8(t *testing.T) { contracttest.RunStore(t, onMySQL(t, "mysql8", backends.MySQL8)) }
 
 // mysqlPool is the most connections of one handle.
-const mysqlPool = 9
+const mysqlPool = 5
 
 // onMySQL is a harness on the server of a kind that the tests share.
 func onMySQL(t *testing.T, name string, kind backends.Kind) contracttest.StoreHarness[*sql.Tx] {

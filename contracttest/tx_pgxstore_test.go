@@ -32,7 +32,7 @@ func postgresNative(url string) contracttest.StoreHarness[*pgxstore.Tx] {
 // nativeOn is all that the clauses need of the store on pgx itself. Its effects are queued.
 func nativeOn(name string, p *postgresPool) contracttest.StoreHarness[*pgxstore.Tx] {
 	h := contracttest.StoreHarness[*pgxstore.Tx]{
-		Name: name, Open: p.open, Empty: p.empty, OpenFaulty: p.openFaulty, Newer: p.newer, Limited: p.openLimited,
+		Name: name, Open: p.open, Empty: p.openEmpty, OpenFaulty: p.openFaulty, Newer: p.newer, Limited: p.openLimited,
 		Apply: func(_ context.Context, tx *pgxstore.Tx, counter string, by int64) error {
 			tx.Queue(postgresApply, counter, by)
 			return tx.Err()
@@ -85,7 +85,7 @@ func pgxExecute(statement string) func(ctx context.Context, tx *pgxstore.Tx) err
 type postgresPool struct{ postgresServer }
 
 func (p *postgresPool) open(ctx context.Context, dir string) (contracttest.Database[*pgxstore.Tx], error) {
-	at, err := p.tables(ctx, dir, p.migrate)
+	at, err := p.tables(ctx, dir)
 	if err != nil {
 		return contracttest.Database[*pgxstore.Tx]{}, err
 	}
@@ -93,8 +93,8 @@ func (p *postgresPool) open(ctx context.Context, dir string) (contracttest.Datab
 	return d, err
 }
 
-func (p *postgresPool) empty(ctx context.Context, dir string) (contracttest.Database[*pgxstore.Tx], error) {
-	at, err := p.schema(ctx, dir)
+func (p *postgresPool) openEmpty(ctx context.Context, dir string) (contracttest.Database[*pgxstore.Tx], error) {
+	at, err := p.empty(ctx, dir)
 	if err != nil {
 		return contracttest.Database[*pgxstore.Tx]{}, err
 	}
@@ -139,17 +139,9 @@ func (p *postgresPool) handle(ctx context.Context, at string) (*pgxpool.Pool, co
 	}, nil
 }
 
-func (p *postgresPool) migrate(ctx context.Context, at string) error {
-	_, d, err := p.handle(ctx, at)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Store.Migrate(ctx), d.Close())
-}
-
 func (p *postgresPool) openFaulty(ctx context.Context, dir string) (contracttest.Database[*pgxstore.Tx], contracttest.DatabaseFaults, error) {
 	none, noFaults := contracttest.Database[*pgxstore.Tx]{}, contracttest.DatabaseFaults{}
-	at, err := p.tables(ctx, dir, p.migrate)
+	at, err := p.tables(ctx, dir)
 	if err != nil {
 		return none, noFaults, err
 	}

@@ -23,9 +23,11 @@ func TestStorePostgresLibPq(t *testing.T) {
 	contracttest.RunStore(t, postgresLibPq(servers.Postgres(t).URL()))
 }
 
+// TestStorePostgresSavepoints is about what differs with them.
 func TestStorePostgresSavepoints(t *testing.T) {
 	t.Parallel()
-	contracttest.RunStore(t, postgresSavepoints(servers.Postgres(t).URL()))
+	failing(t, contracttest.ExamineStore(t, postgresSavepoints(servers.Postgres(t).URL()),
+		"S13", "S14", "S15", "S16", "S17", "S19", "S20", "S21", "S26", "S27"), "")
 }
 
 func TestTxMemoryPostgresPgx(t *testing.T) {
@@ -64,7 +66,7 @@ func postgresHarness(name, driver, url string, opts receipts.PostgresOptions) co
 // postgresOn is all that the clauses need of a store over database/sql, by a driver that is registered there.
 func postgresOn(name string, p *postgresSQL) contracttest.StoreHarness[*sql.Tx] {
 	h := contracttest.StoreHarness[*sql.Tx]{
-		Name: name, Open: p.open, Empty: p.empty, OpenFaulty: p.openFaulty, Newer: p.newer, Limited: p.openLimited,
+		Name: name, Open: p.open, Empty: p.openEmpty, OpenFaulty: p.openFaulty, Newer: p.newer, Limited: p.openLimited,
 		Apply: func(ctx context.Context, tx *sql.Tx, counter string, by int64) error {
 			_, err := tx.ExecContext(ctx, postgresApply, counter, by)
 			return err
@@ -101,7 +103,7 @@ type postgresSQL struct {
 }
 
 func (p *postgresSQL) open(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], error) {
-	at, err := p.tables(ctx, dir, p.migrate)
+	at, err := p.tables(ctx, dir)
 	if err != nil {
 		return contracttest.Database[*sql.Tx]{}, err
 	}
@@ -109,8 +111,8 @@ func (p *postgresSQL) open(ctx context.Context, dir string) (contracttest.Databa
 	return d, err
 }
 
-func (p *postgresSQL) empty(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], error) {
-	at, err := p.schema(ctx, dir)
+func (p *postgresSQL) openEmpty(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], error) {
+	at, err := p.empty(ctx, dir)
 	if err != nil {
 		return contracttest.Database[*sql.Tx]{}, err
 	}
@@ -142,17 +144,9 @@ func (p *postgresSQL) handle(at string) (*sql.DB, contracttest.Database[*sql.Tx]
 	}, err
 }
 
-func (p *postgresSQL) migrate(ctx context.Context, at string) error {
-	_, d, err := p.handle(at)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Store.Migrate(ctx), d.Close())
-}
-
 func (p *postgresSQL) openFaulty(ctx context.Context, dir string) (contracttest.Database[*sql.Tx], contracttest.DatabaseFaults, error) {
 	none, noFaults := contracttest.Database[*sql.Tx]{}, contracttest.DatabaseFaults{}
-	at, err := p.tables(ctx, dir, p.migrate)
+	at, err := p.tables(ctx, dir)
 	if err != nil {
 		return none, noFaults, err
 	}

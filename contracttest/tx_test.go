@@ -26,9 +26,13 @@ func bubbled() contracttest.Harness {
 	return contracttest.Harness{Name: "memory", Bubble: true, Fresh: memoryHarness}
 }
 
-func TestTxMemoryModernc(t *testing.T) { contracttest.RunTx(t, bubbled(), modernc()) }
+func TestTxMemoryModernc(t *testing.T) {
+	t.Parallel()
+	contracttest.RunTx(t, bubbled(), modernc())
+}
 
 // TestTxMemoryUnguarded is about handlers that end the transaction where nothing hinders them.
 func TestTxMemoryUnguarded(t *testing.T) {
+	t.Parallel()
 	failing(t, contracttest.ExamineTx(t, bubbled(), unguarded(), "T04", "T12", "T16", "T25", "T30", "T30/kill"), "")
 }
