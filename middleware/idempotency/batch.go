@@ -83,8 +83,10 @@ func (b *batch[T]) run() {
 
 // ready decides about messages that need no transaction any more. It tells whether there are others.
 func (b *batch[T]) ready() bool {
+	now := time.Now().UnixNano()
 	for _, p := range b.members {
 		p.begin()
+		p.began.CompareAndSwap(0, now)
 		b.m.disown(p) // of a transaction that did not commit
 		if err := p.ctx.Err(); err != nil {
 			p.v = returned(err)

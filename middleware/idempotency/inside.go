@@ -2,7 +2,6 @@ package idempotency
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -98,6 +97,21 @@ func (in *inside[T]) release(p *pending[T], v verdict) {
 	}
 }
 
+// left tells how long the first copy of p's identity may still be waited for, since it has begun.
+func (in *inside[T]) left(p *pending[T], patience time.Duration) time.Duration {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	first := in.first[p.id]
+	if first == nil {
+		return 0
+	}
+	began := first.began.Load()
+	if began == 0 {
+		return patience
+	}
+	return patience - time.Since(time.Unix(0, began))
+}
+
 // stop makes a follower one no longer. It fails where its first copy has told it what became of it.
 func (in *inside[T]) stop(p *pending[T]) bool {
 	in.mu.Lock()
@@ -148,15 +162,27 @@ func (m *Middleware[T]) follow(p *pending[T]) verdict {
 	return verdict{}
 }
 
-// awaitFirst waits for as long as two transactions may last: a first copy that needs longer is waited for by the broker.
+// awaitFirst waits while the first copy has not begun, and then for as long as two transactions may last: one that needs longer
+// is waited for by the broker. How long the line before the first copy is says nothing about it.
 func (m *Middleware[T]) awaitFirst(p *pending[T]) verdict {
-	ctx, cancel := context.WithTimeout(p.ctx, 2*m.cfg.TxBudget)
-	defer cancel()
-	select {
-	case <-p.wake:
-		return p.v
-	case <-ctx.Done():
+	patience := 2 * m.cfg.TxBudget
+	for left := patience; left > 0; left = m.inside.left(p, patience) {
+		timer := time.NewTimer(left)
+		select {
+		case <-p.wake:
+			timer.Stop()
+			return p.v
+		case <-p.ctx.Done():
+			timer.Stop()
+			return m.followNoMore(p)
+		case <-timer.C:
+		}
 	}
+	return m.followNoMore(p)
+}
+
+// followNoMore ends the wait for a first copy that was not heard of.
+func (m *Middleware[T]) followNoMore(p *pending[T]) verdict {
 	if !m.inside.stop(p) {
 		<-p.wake
 		return p.v

@@ -278,3 +278,26 @@ func TestCopiesOfATornFirst(t *testing.T) {
 		}
 	})
 }
+
+// A copy waits as long as the line before its first one is, and gives up only on one that has begun and does not end.
+func TestCopiesWaitForTheLine(t *testing.T) {
+	bubble(t, func(c *Config, _ *fakeStore) { c.TxBudget, c.BatchSize = time.Second, 1 }, func(e *env) {
+		c := &crowd{e: e}
+		slow := e.marking(func(*message.Message) error { time.Sleep(900 * time.Millisecond); return nil })
+		c.enter(slow, messages("a b c d e f")...) // f begins after 4.5 s
+		c.enter(slow, messages("f")...)
+		c.wait()
+		c.wantEndings()
+		e.wantApplied("a b c d e f")
+		e.wantCounts(map[string]uint64{"Handled": 6, "Replayed": 1})
+	})
+	bubble(t, func(c *Config, _ *fakeStore) { c.TxBudget = time.Second }, func(e *env) {
+		c := &crowd{e: e}
+		stuck := e.marking(func(*message.Message) error { time.Sleep(time.Minute); return nil })
+		c.enter(stuck, messages("a a")...)
+		c.wg.Wait()
+		if copy := c.all[1]; copy.String() != "returned" || copy.took > 3*time.Second {
+			e.Errorf("the copy of a message that stands still is %s after %v", copy, copy.took)
+		}
+	})
+}

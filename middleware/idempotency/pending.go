@@ -49,6 +49,7 @@ type pending[T any] struct {
 
 	// What is known of it in the queue and in the transaction that has it.
 	wake     chan struct{} // its lane, or its verdict, is there
+	began    atomic.Int64  // when a transaction first took it, Unix nanoseconds; 0: none has
 	lane     *lane         // it runs alone, in its own goroutine
 	v        verdict
 	kept     bool    // its part is in the transaction: then is what the commit is worth
