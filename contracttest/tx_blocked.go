@@ -32,7 +32,6 @@ const (
 	heldBatch  = 256
 	heldFor    = 5 * time.Second
 	heldOthers = time.Second
-	heldTries  = 3               // a busy machine may be late by chance, a store that waits is late each time
 	heldLease  = 5 * time.Minute // so many messages share a batch only where it may take long
 )
 
@@ -62,42 +61,31 @@ func heldElsewhere[T any](ctx context.Context, e *txEnv[T]) error {
 	if err != nil {
 		return err
 	}
-	all, late := first, error(nil)
-	for range heldTries {
-		var ids []string
-		if ids, late, err = e.heldOnce(ctx, c, first[0], undisturbed); err != nil {
-			return err
-		}
-		if all = append(all, ids...); late == nil {
-			break
-		}
-	}
-	if late != nil {
-		return late
+	ids, err := e.heldOnce(ctx, c, first[0], undisturbed)
+	if err != nil {
+		return err
 	}
 	if r := c.m.Report(); r.Failed > 0 {
 		return fmt.Errorf("%d attempts were charged", r.Failed)
 	}
-	return e.balance(ctx, once(c.with(all...)...))
+	return e.balance(ctx, once(c.with(append(ids, first...)...)...))
 }
 
-// heldOnce makes one batch with a message that is claimed elsewhere. late says that its neighbours took too long; the batch is
-// brought to its end all the same.
-func (e *txEnv[T]) heldOnce(ctx context.Context, c *crowd[T], like string, undisturbed time.Duration) (ids []string, late, err error) {
+// heldOnce makes a batch with a message that is claimed elsewhere, and brings it to its end.
+func (e *txEnv[T]) heldOnce(ctx context.Context, c *crowd[T], like string, undisturbed time.Duration) (ids []string, err error) {
 	ids = e.ids(heldBatch)
 	held, others := ids[heldBatch/2], slices.Concat(ids[:heldBatch/2], ids[heldBatch/2+1:])
 	other, err := e.claimAs(ctx, c.ledger, like, held)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	late, err = e.passesBy(ctx, c, ids, held, others, undisturbed)
-	if err != nil {
-		return nil, nil, errors.Join(err, other.Rollback(ctx))
+	if err := e.passesBy(ctx, c, ids, held, others, undisturbed); err != nil {
+		return nil, errors.Join(err, other.Rollback(ctx))
 	}
 	if err := other.Commit(ctx); err != nil {
-		return nil, nil, fmt.Errorf("committing the other transaction: %w", err)
+		return nil, fmt.Errorf("committing the other transaction: %w", err)
 	}
-	return ids, late, e.ackedTimes(ctx, held, 1)
+	return ids, e.ackedTimes(ctx, held, 1)
 }
 
 // claimAs claims an identity in a transaction of its own, as the middleware has claimed another one, applies its effect and
@@ -129,22 +117,22 @@ func (e *txEnv[T]) claimAs(ctx context.Context, l *ledger, like, id string) (rec
 // the others by what a batch takes that nobody disturbs.
 func (e *txEnv[T]) passesBy(
 	ctx context.Context, c *crowd[T], ids []string, held string, others []string, undisturbed time.Duration,
-) (late, err error) {
+) error {
 	start := time.Now()
 	took, err := e.batchTakes(ctx, c, ids, others)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if took > heldOthers+undisturbed {
-		late = fmt.Errorf("the others were acked after %v, want at most %v, and %v that a batch takes anyway", took, heldOthers, undisturbed)
+		return fmt.Errorf("the others were acked after %v, want at most %v, and %v that a batch takes anyway", took, heldOthers, undisturbed)
 	}
 	if err := pause(ctx, heldFor-time.Since(start)); err != nil {
-		return late, err
+		return err
 	}
 	if e.w.ackCount(held) > 0 {
-		return late, errors.New("the one that is held was acked, though nothing of it is committed")
+		return errors.New("the one that is held was acked, though nothing of it is committed")
 	}
-	return late, nil
+	return nil
 }
 
 // batchTakes makes a batch and tells how long it takes until some of it are acked.
