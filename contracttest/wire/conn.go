@@ -273,7 +273,7 @@ func (c *conn) perform(f *Fault, m Message) {
 		c.muted[0].Store(true)
 		c.muted[1].Store(true)
 	}
-	f.done(m)
+	f.done()
 	if f.rule.Do == Reset || f.rule.Do == Finish {
 		forwarded := Side(0)
 		if f.rule.When == After {

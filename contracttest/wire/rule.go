@@ -59,7 +59,6 @@ type Fault struct {
 	seen  int
 	acted int
 	fired chan struct{}
-	first Message
 }
 
 // Fired is closed when the rule has acted for the first time: a test has to see that.
@@ -70,13 +69,6 @@ func (f *Fault) Count() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.acted
-}
-
-// First is the message at which the rule acted first; the zero value before.
-func (f *Fault) First() Message {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.first
 }
 
 // Remove takes the rule out of use. What it has done to connections stays.
@@ -95,11 +87,10 @@ func (f *Fault) takes(m Message) bool {
 }
 
 // done notes that the rule has acted.
-func (f *Fault) done(m Message) {
+func (f *Fault) done() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.acted++; f.acted == 1 {
-		f.first = m
 		close(f.fired)
 	}
 }

@@ -45,18 +45,78 @@ func TestHandlersCannotEndTheTransaction(t *testing.T) {
 	db.wantClean(t)
 }
 
+const seen = `SELECT value FROM counters WHERE name = 'x'`
+
+// one expects one row.
+func one(rows pgx.Rows, err error) error {
+	if err != nil {
+		return err
+	}
+	_, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[int])
+	return err
+}
+
+// sendsBatch reads the results in each way there is.
+func sendsBatch(ctx context.Context, tx *pgxstore.Tx) error {
+	b := &pgx.Batch{}
+	b.Queue(seen)
+	b.Queue(seen)
+	b.Queue(`SELECT 1`)
+	results := tx.SendBatch(ctx, b)
+	err := errors.Join(one(results.Query()), results.QueryRow().Scan(new(int)))
+	_, execErr := results.Exec()
+	return errors.Join(err, execErr, results.Close())
+}
+
+// copies queues while it copies.
+func copies(ctx context.Context, tx *pgxstore.Tx) error {
+	n, err := tx.CopyFrom(ctx, pgx.Identifier{"counters"}, []string{"name", "value"}, pgx.CopyFromFunc(func() func() ([]any, error) {
+		left := 2
+		return func() ([]any, error) {
+			tx.Queue(add, "from inside")
+			if left--; left < 0 {
+				return nil, nil
+			}
+			return []any{strings.Repeat("c", left+1), 1}, nil
+		}
+	}()))
+	if err == nil && n != 2 {
+		err = errors.New("not all copied")
+	}
+	return errors.Join(err, tx.QueryRow(ctx, seen).Scan(new(int)))
+}
+
+// begins goes through every method of a transaction inside.
+func begins(ctx context.Context, tx *pgxstore.Tx) error {
+	inner, err := tx.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	if err := inner.QueryRow(ctx, seen).Scan(new(int)); err != nil {
+		return err
+	}
+	b := &pgx.Batch{}
+	b.Queue(seen)
+	if err := inner.SendBatch(ctx, b).Close(); err != nil {
+		return err
+	}
+	if _, err := inner.CopyFrom(ctx, pgx.Identifier{"counters"}, []string{"name", "value"}, pgx.CopyFromRows([][]any{{"nested", 1}})); err != nil {
+		return err
+	}
+	deeper, err := inner.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(one(deeper.Query(ctx, seen)), deeper.Rollback(ctx)); err != nil {
+		return err
+	}
+	return inner.Commit(ctx)
+}
+
 // TestEveryMethodSendsWhatIsQueuedBefore: each sees the row that was queued, or acts after it.
 func TestEveryMethodSendsWhatIsQueuedBefore(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	const seen = `SELECT value FROM counters WHERE name = 'x'`
-	one := func(rows pgx.Rows, err error) error {
-		if err != nil {
-			return err
-		}
-		_, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[int])
-		return err
-	}
 	for name, f := range map[string]func(ctx context.Context, tx *pgxstore.Tx) error{
 		"Exec": func(ctx context.Context, tx *pgxstore.Tx) error {
 			tag, err := tx.Exec(ctx, `UPDATE counters SET value = 2 WHERE name = 'x'`)
@@ -65,18 +125,9 @@ func TestEveryMethodSendsWhatIsQueuedBefore(t *testing.T) {
 			}
 			return err
 		},
-		"Query":    func(ctx context.Context, tx *pgxstore.Tx) error { return one(tx.Query(ctx, seen)) },
-		"QueryRow": func(ctx context.Context, tx *pgxstore.Tx) error { return tx.QueryRow(ctx, seen).Scan(new(int)) },
-		"SendBatch": func(ctx context.Context, tx *pgxstore.Tx) error {
-			b := &pgx.Batch{}
-			b.Queue(seen)
-			b.Queue(seen)
-			b.Queue(`SELECT 1`)
-			results := tx.SendBatch(ctx, b)
-			err := errors.Join(one(results.Query()), results.QueryRow().Scan(new(int)))
-			_, execErr := results.Exec()
-			return errors.Join(err, execErr, results.Close())
-		},
+		"Query":     func(ctx context.Context, tx *pgxstore.Tx) error { return one(tx.Query(ctx, seen)) },
+		"QueryRow":  func(ctx context.Context, tx *pgxstore.Tx) error { return tx.QueryRow(ctx, seen).Scan(new(int)) },
+		"SendBatch": sendsBatch,
 		"SendBatch with functions": func(ctx context.Context, tx *pgxstore.Tx) error {
 			b := &pgx.Batch{}
 			b.Queue(seen).QueryRow(func(row pgx.Row) error {
@@ -85,53 +136,15 @@ func TestEveryMethodSendsWhatIsQueuedBefore(t *testing.T) {
 			})
 			return tx.SendBatch(ctx, b).Close()
 		},
-		"CopyFrom": func(ctx context.Context, tx *pgxstore.Tx) error {
-			n, err := tx.CopyFrom(ctx, pgx.Identifier{"counters"}, []string{"name", "value"}, pgx.CopyFromFunc(func() func() ([]any, error) {
-				left := 2
-				return func() ([]any, error) {
-					tx.Queue(add, "from inside")
-					if left--; left < 0 {
-						return nil, nil
-					}
-					return []any{strings.Repeat("c", left+1), 1}, nil
-				}
-			}()))
-			if err == nil && n != 2 {
-				err = errors.New("not all copied")
-			}
-			return errors.Join(err, tx.QueryRow(ctx, seen).Scan(new(int)))
-		},
+		"CopyFrom": copies,
 		"Prepare": func(ctx context.Context, tx *pgxstore.Tx) error {
 			if _, err := tx.Prepare(ctx, "seen", seen); err != nil {
 				return err
 			}
 			return tx.QueryRow(ctx, "seen").Scan(new(int))
 		},
-		"Begin": func(ctx context.Context, tx *pgxstore.Tx) error {
-			inner, err := tx.Begin(ctx)
-			if err != nil {
-				return err
-			}
-			if err := inner.QueryRow(ctx, seen).Scan(new(int)); err != nil {
-				return err
-			}
-			b := &pgx.Batch{}
-			b.Queue(seen)
-			if err := inner.SendBatch(ctx, b).Close(); err != nil {
-				return err
-			}
-			if _, err := inner.CopyFrom(ctx, pgx.Identifier{"counters"}, []string{"name", "value"}, pgx.CopyFromRows([][]any{{"nested", 1}})); err != nil {
-				return err
-			}
-			deeper, err := inner.Begin(ctx)
-			if err != nil {
-				return err
-			}
-			if err := errors.Join(one(deeper.Query(ctx, seen)), deeper.Rollback(ctx)); err != nil {
-				return err
-			}
-			return inner.Commit(ctx)
-		},
+		"Begin": begins,
+		// It passes by the queue, and leaves it alone.
 		"LargeObjects": func(ctx context.Context, tx *pgxstore.Tx) error {
 			objects := tx.LargeObjects()
 			_, err := objects.Create(ctx, 0)
