@@ -296,8 +296,8 @@ func TestCopiesWaitForTheLine(t *testing.T) {
 		stuck := e.marking(func(*message.Message) error { time.Sleep(time.Minute); return nil })
 		c.enter(stuck, messages("a a")...)
 		c.wg.Wait()
-		if copy := c.all[1]; copy.String() != "returned" || copy.took > 3*time.Second {
-			e.Errorf("the copy of a message that stands still is %s after %v", copy, copy.took)
+		if second := c.all[1]; second.String() != "returned" || second.took > 3*time.Second {
+			e.Errorf("the copy of a message that stands still is %s after %v", second, second.took)
 		}
 	})
 }
