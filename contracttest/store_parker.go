@@ -164,7 +164,7 @@ func (e *storeEnv[T]) unpark(ctx context.Context, a, b receipts.Parker) error {
 	return e.parkedKeys(ctx, a, "K 1", "k  1", "k 2", "j 1", fmt.Sprintf("s %d", len(strange())))
 }
 
-// parkedByMany has two processes park messages of one key, each its own in order, and some that both bring.
+// parkedByMany has two processes park messages of one key, each its own in order, and some that both bring, and bring twice.
 func parkedByMany[T any](ctx context.Context, e *storeEnv[T]) error {
 	const each, both = 20, 5
 	errs := make(chan error, 2)
@@ -172,11 +172,13 @@ func parkedByMany[T any](ctx context.Context, e *storeEnv[T]) error {
 		go func() {
 			var err error
 			for n := range each {
-				uuid := fmt.Sprintf("%d-%02d", i, n)
+				uuid, times := fmt.Sprintf("%d-%02d", i, n), 1
 				if n < both {
-					uuid = fmt.Sprintf("both-%02d", n)
+					uuid, times = fmt.Sprintf("both-%02d", n), 2
 				}
-				err = errors.Join(err, e.persist(ctx, s, func() error { return parking(s).Park(ctx, []receipts.Parked{e.parked("k", uuid)}) }))
+				for range times {
+					err = errors.Join(err, e.persist(ctx, s, func() error { return parking(s).Park(ctx, []receipts.Parked{e.parked("k", uuid)}) }))
+				}
 			}
 			errs <- err
 		}()

@@ -38,7 +38,7 @@ func caught() map[string]string {
 		"torn-as-held":             "T30",
 		"fingerprint-ignored":      "T06 T14 T25",
 		"keys-folded":              "T09",
-		"scope-ignored":            "T09 T12 T12/permanent T12/slow T15 T24/batch T27",
+		"scope-ignored":            "T09 T12 T12/permanent T12/slow T15 T24? T24/batch T27",
 		"divert-forgotten":         "T06 T09 T12/permanent T14 T25 T30",
 		"sent-mark-forgotten":      "T10 T12 T15 T27 T31",
 		"outage-unseen":            "T15 T15/held T26",
