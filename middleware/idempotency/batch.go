@@ -59,6 +59,7 @@ type batch[T any] struct {
 	stuck   map[string]bool  // order keys of which a message came to nothing here
 	shrink  bool             // the next batch is to be smaller
 	met     int              // how often in a row contention was met
+	cut     bool             // the rest of the handlers run in the next batch
 	ran     int              // handlers that ran
 	took    time.Duration    // how long they did
 }

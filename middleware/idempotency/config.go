@@ -81,7 +81,8 @@ type Config struct {
 	// end.
 	BatchTime time.Duration
 
-	// Lanes is the most transactions that run at a time; 0 means as many as the store says make sense. It never exceeds that
+	// Lanes is the most transactions that run at a time, of which each handler uses what is found to do best; 0 means as many as
+	// the store says make sense. It never exceeds that
 	// number, nor the connections of the pool less one.
 	Lanes int
 
@@ -90,7 +91,8 @@ type Config struct {
 	MaxPending int
 
 	// LockKeys names the rows that a message's handler will touch. A batch runs its messages in the order of these names, so
-	// that batches in several lanes do not lock each other out; nil means that nothing is known of them.
+	// that those of several processes do not lock each other out, and in one process a message waits outside while a transaction
+	// has a row of the same name; nil means that nothing is known of them.
 	LockKeys func(msg *message.Message) []string
 
 	// OrderKey gives the key whose messages are handled in the order they were handed out, "" for a message without order. It

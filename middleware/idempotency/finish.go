@@ -55,8 +55,9 @@ func (b *batch[T]) contended(p *pending[T]) {
 func (b *batch[T]) finish(ctx context.Context) (decided bool) {
 	b.tellGate()
 	var front []*pending[T]
-	var lines []string // order keys that are free now
+	var lines, rows []string // order keys that are free now, and rows
 	for _, p := range b.members {
+		rows = append(rows, p.locks...)
 		if !p.gone && b.again(p) {
 			front = append(front, p)
 			continue
@@ -77,7 +78,7 @@ func (b *batch[T]) finish(ctx context.Context) (decided bool) {
 		b.lane.release()
 		pause(ctx, contentionBackoff().Delay(b.met))
 	}
-	b.leave(front, lines)
+	b.leave(front, lines, rows)
 	return decided
 }
 
@@ -134,6 +135,9 @@ func (b *batch[T]) learn() {
 	defer l.mu.Unlock()
 	if b.ran > 0 {
 		b.q.ran(b.ran, b.took)
+		if b.lane.phase != nil {
+			b.q.pace.ended(b.ran, len(b.q.phases), b.q.mean, time.Now())
+		}
 	}
 	switch {
 	case b.met == 0 && !b.shrink:
@@ -145,7 +149,7 @@ func (b *batch[T]) learn() {
 
 // leave ends the batch's hold on its queue. An order key stays occupied where one of its messages runs again: the queue,
 // which has that one in front, gives it away with it.
-func (b *batch[T]) leave(front []*pending[T], lines []string) {
+func (b *batch[T]) leave(front []*pending[T], lines, rows []string) {
 	q, l := b.q, b.m.lanes
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -154,6 +158,9 @@ func (b *batch[T]) leave(front []*pending[T], lines []string) {
 	}
 	for _, p := range front {
 		delete(q.busy, p.line)
+	}
+	for _, row := range rows {
+		delete(l.locked, row)
 	}
 	front = slices.DeleteFunc(front, b.wentAway)
 	q.inside -= len(b.members) - len(front)

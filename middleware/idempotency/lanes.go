@@ -15,9 +15,10 @@ type lanes[T any] struct {
 	m   *Middleware[T]
 	all int
 
-	mu   sync.Mutex
-	free int
-	line []candidate[T] // who waits for a lane
+	mu     sync.Mutex
+	free   int
+	line   []candidate[T]      // who waits for a lane
+	locked map[string]struct{} // rows, as Config.LockKeys names them, that the transactions of messages will lock
 }
 
 // candidate is a queue with pending deliveries, or somebody who writes without being a delivery.

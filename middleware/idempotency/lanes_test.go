@@ -68,19 +68,20 @@ func (d serverModel) run(t *testing.T) (perSecond, batch float64) {
 const us = time.Microsecond
 
 // Lanes do not take small batches from each other: each takes at least its share. Where they took what was there, the batches
-// were of 2 to 3 messages in the first two cases, and half as many messages were handled in a second.
+// were of 2 to 3 messages in the first two cases, and half as many messages were handled in a second. Their number is found: with
+// eight, which was the rule before, it was 11,700, 13,400 and 18,000 messages a second.
 func TestLanesTakeTheirShare(t *testing.T) {
 	for name, c := range map[string]struct {
 		model     serverModel
 		batch     float64
 		perSecond float64
 	}{
-		"a server on this machine": {serverModel{cores: 2, work: 70 * us, trip: 20 * us, flush: 500 * us, window: 64}, 6, 8_000},
-		"a server elsewhere":       {serverModel{cores: 16, work: 30 * us, trip: 200 * us, flush: 500 * us, window: 64}, 6, 10_000},
-		"a wide window":            {serverModel{cores: 16, work: 30 * us, trip: 200 * us, flush: 500 * us, window: 512}, 25, 18_000},
+		"a server on this machine": {serverModel{cores: 2, work: 70 * us, trip: 20 * us, flush: 500 * us, window: 64}, 6, 10_000},
+		"a server elsewhere":       {serverModel{cores: 16, work: 30 * us, trip: 200 * us, flush: 500 * us, window: 64}, 5, 14_000},
+		"a wide window":            {serverModel{cores: 16, work: 30 * us, trip: 200 * us, flush: 500 * us, window: 512}, 25, 22_000},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c.model.lanes, c.model.messages = 8, 1500
+			c.model.lanes, c.model.messages = 16, 40_000
 			perSecond, batch := c.model.run(t)
 			if batch < c.batch || perSecond < c.perSecond {
 				t.Errorf("%.0f messages a second in batches of %.1f, want %.0f and %.1f at least", perSecond, batch, c.perSecond, c.batch)
@@ -91,7 +92,7 @@ func TestLanesTakeTheirShare(t *testing.T) {
 
 // Fast handlers leave lanes alone that slow ones use.
 func TestLanesOfSlowHandlers(t *testing.T) {
-	slow := serverModel{cores: 16, work: 30 * us, trip: 200 * us, flush: 500 * us, handler: 20 * time.Millisecond, lanes: 16, window: 16, messages: 640}
+	slow := serverModel{cores: 16, work: 30 * us, trip: 200 * us, flush: 500 * us, handler: 20 * time.Millisecond, lanes: 16, window: 16, messages: 6400}
 	alone := 16 / (slow.handler + slow.flush + 9*(slow.work+slow.trip)).Seconds()
 	if perSecond, _ := slow.run(t); perSecond < 0.9*alone {
 		t.Errorf("%.0f messages a second, want nearly %.0f: each handler in a lane of its own", perSecond, alone)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -101,18 +102,21 @@ func TestConfiguredFunctionsThatPanic(t *testing.T) {
 	}
 }
 
-// Messages of one key are in one lane at a time, in their order, while other keys use the other lanes; also when handlers
-// fail, panic, stand still or meet contention now and then, and the store fails in every call.
+// Messages of one key are in one lane at a time, in their order, while other keys use the other lanes, and so are those that lock
+// the same rows, where they are named; also when handlers fail, panic, stand still or meet contention now and then, and the store fails in every call.
 func TestAKeyIsInOneLaneAtATime(t *testing.T) {
 	for seed := range uint64(40) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			o := &orderRun{random: rand.New(rand.NewPCG(seed, 1)), next: map[byte]int{}, running: map[byte]int{}} //nolint:gosec // a test
+			o := &orderRun{random: rand.New(rand.NewPCG(seed, 1)), next: map[byte]int{}, running: map[byte]int{}, locked: map[string]int{}} //nolint:gosec // a test
 			bubble(t, func(c *Config, s *fakeStore) {
 				keyed(c)
 				s.several(1 + int(seed%4))
 				s.info.Parts = seed%3 > 0
 				c.BatchSize = []int{1, 2, 5, 100}[seed/4%4]
 				c.Atomicity = Atomicity(seed / 2 % 2)
+				if o.rows = seed%8 < 4 && seed%3 > 0; o.rows { // what is claimed elsewhere runs aside, whatever it locks
+					c.LockKeys = rowsOf
+				}
 				if seed%8 < 4 {
 					return
 				}
@@ -140,7 +144,15 @@ type orderRun struct {
 	mu            sync.Mutex
 	random        *rand.Rand
 	next, running map[byte]int
+	rows          bool // they are named
+	locked        map[string]int
 	most          int
+}
+
+// rowsOf names two of seven rows.
+func rowsOf(msg *message.Message) []string {
+	n, _ := strconv.Atoi(msg.UUID[1:])
+	return []string{fmt.Sprint("row ", n%7), fmt.Sprint("row ", 3*n%7)}
 }
 
 func (o *orderRun) uuids(n int) string {
@@ -169,12 +181,25 @@ func (o *orderRun) fault() error {
 	}
 }
 
+// lock notes that a handler holds its rows, or with -1 that it does not any more.
+func (o *orderRun) lock(msg *message.Message, n int) {
+	if !o.rows {
+		return
+	}
+	for _, row := range slices.Compact(rowsOf(msg)) {
+		if o.locked[row] += n; o.locked[row] > 1 {
+			o.e.Errorf("%d handlers have locked %s", o.locked[row], row)
+		}
+	}
+}
+
 func (o *orderRun) handle(msg *message.Message) error {
 	key := msg.UUID[0]
 	o.mu.Lock()
 	if o.running[key]++; o.running[key] > 1 && key != '-' {
 		o.e.Errorf("%d handlers of key %c", o.running[key], key)
 	}
+	o.lock(msg, 1)
 	sum := 0
 	for _, n := range o.running {
 		sum += n
@@ -186,6 +211,7 @@ func (o *orderRun) handle(msg *message.Message) error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		o.running[key]--
+		o.lock(msg, -1)
 	}()
 	time.Sleep(time.Duration(dice%20) * time.Millisecond)
 	switch dice {
@@ -199,4 +225,53 @@ func (o *orderRun) handle(msg *message.Message) error {
 		return errGone
 	}
 	return nil
+}
+
+// A lane does not wait for rows of another one: what will lock them waits outside, and what is behind it goes first.
+func TestRowsOfAnotherLaneAreNotWaitedFor(t *testing.T) {
+	bubble(t, func(c *Config, s *fakeStore) {
+		s.several(4)
+		c.LockKeys = func(msg *message.Message) []string { return strings.Split(string(msg.Payload), "") }
+	}, func(e *env) {
+		h := e.marking(only("1", func(*message.Message) error { time.Sleep(time.Second); return nil }))
+		c := &crowd{e: e}
+		c.enter(h, deliver("1", "ab"))
+		c.enter(h, deliver("2", "bc"), deliver("3", "cd"))
+		c.wait()
+		c.wantEndings()
+		for uuid, want := range map[string]time.Duration{"1": time.Second, "2": time.Second, "3": 0} {
+			if took := c.of(uuid).took; took != want {
+				e.Errorf("%s took %v, want %v", uuid, took, want)
+			}
+		}
+		if len(e.m.lanes.locked) > 0 {
+			e.Errorf("rows are locked in the end: %v", e.m.lanes.locked)
+		}
+	})
+}
+
+// A message that waits for rows is not overtaken by later ones of its order key.
+func TestRowsAndOrderKeys(t *testing.T) {
+	e := newEnv(t, func(_ *Config, s *fakeStore) { s.several(4) })
+	q := e.m.newQueue(nil, nil)
+	e.m.lanes.locked = with(nil, "a")
+	for _, msg := range messages("k1:a k2:b -1:c j1:d j2:a j3:d -2:a") {
+		p := e.m.newPending(msg, false)
+		key, row, _ := strings.Cut(msg.UUID, ":")
+		p.line, p.locks = strings.TrimRight(key, "-0123456789"), []string{row}
+		q.pending = append(q.pending, p)
+	}
+	list := func(pending []*pending[*fakeTx]) string {
+		var uuids []string
+		for _, p := range pending {
+			uuids = append(uuids, p.msg.UUID)
+		}
+		return strings.Join(uuids, " ")
+	}
+	if got := list(q.take()); got != "-1:c j1:d" {
+		t.Errorf("the next batch is %s", got)
+	}
+	if got := list(q.pending); got != "k1:a k2:b j2:a j3:d -2:a" {
+		t.Errorf("%s stay", got)
+	}
 }

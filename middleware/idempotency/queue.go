@@ -19,16 +19,17 @@ type queue[T any] struct {
 	// The rest belongs to the lock of m.lanes.
 	pending []*pending[T]
 	inside  int                 // deliveries that are pending or in a transaction
-	busy    map[string]struct{} // order keys of which a message is in a transaction
+	busy    map[string]struct{} // order keys of which a message is in a transaction, or has to be in the next one before others
 	listed  bool                // it is in the line for a lane
 	limit   int                 // the most messages of the next batch; 0 means Config.BatchSize
 	mean    time.Duration       // about how long a handler runs
 	phases  []*phase            // of its transactions, the oldest first
+	pace    pace                // how many of them make sense
 	alarm   *time.Timer         // set while it collects
 }
 
 func (m *Middleware[T]) newQueue(handle message.HandlerFunc, batch batchHandler[T]) *queue[T] {
-	return &queue[T]{m: m, handle: handle, batch: batch}
+	return &queue[T]{m: m, handle: handle, batch: batch, pace: pace{most: m.lanes.all}}
 }
 
 // run brings one delivery through transactions until it is decided. Where a lane is free it runs at once, in this
@@ -112,17 +113,21 @@ func (q *queue[T]) withdraw(p *pending[T]) bool {
 	return true
 }
 
-// take gives the next batch, empty where nothing can run now. What has to wait for a message of its order key that is in a
-// transaction stays; what is behind it may go first, unless it is of the same key. It wants the lock held.
+// take gives the next batch, empty where nothing can run now. What has to wait for a transaction under way stays: for a message
+// of its order key, or for the rows it will lock. What is behind it may go first, unless it is of the same order key. It wants
+// the lock held.
 func (q *queue[T]) take() []*pending[T] {
 	most := q.most()
 	batch := make([]*pending[T], 0, min(most, len(q.pending)))
 	var stay []*pending[T]
+	var passed map[string]struct{} // order keys of which one stays
 	n := 0
 	for ; n < len(q.pending) && len(batch) < most; n++ {
 		p := q.pending[n]
-		if q.occupied(p) {
-			stay = append(stay, p)
+		if _, behind := passed[p.line]; behind || q.occupied(p) {
+			if stay = append(stay, p); p.line != "" {
+				passed = with(passed, p.line)
+			}
 			continue
 		}
 		if p.most > 0 && p.most < most {
@@ -164,23 +169,36 @@ func (q *queue[T]) time() time.Duration {
 	return max(q.m.cfg.BatchTime, q.m.cfg.TxBudget/4)
 }
 
-// occupied tells whether a message of this one's order key is in a transaction. No other lane may take the next one.
+// occupied tells whether a message has to wait for a transaction under way: for one of its order key, because no other lane may
+// take the next one; or for the rows that it will lock, because a lane that waits for another one's rows does nothing, holds
+// others, and makes fast handlers look slow.
 func (q *queue[T]) occupied(p *pending[T]) bool {
-	if p.line == "" {
-		return false
+	if _, busy := q.busy[p.line]; busy {
+		return true
 	}
-	_, busy := q.busy[p.line]
-	return busy
+	for _, row := range p.locks {
+		if _, locked := q.m.lanes.locked[row]; locked {
+			return true
+		}
+	}
+	return false
 }
 
 func (q *queue[T]) occupy(p *pending[T]) {
-	if p.line == "" {
-		return
+	if p.line != "" {
+		q.busy = with(q.busy, p.line)
 	}
-	if q.busy == nil {
-		q.busy = make(map[string]struct{})
+	for _, row := range p.locks {
+		q.m.lanes.locked = with(q.m.lanes.locked, row)
 	}
-	q.busy[p.line] = struct{}{}
+}
+
+func with(set map[string]struct{}, key string) map[string]struct{} {
+	if set == nil {
+		set = make(map[string]struct{})
+	}
+	set[key] = struct{}{}
+	return set
 }
 
 // halve follows a batch of n that met contention, grow one that did not.
@@ -218,13 +236,6 @@ func (q *queue[T]) end(p *phase) {
 	}
 }
 
-// fewLanes is how many transactions fast handlers have at a time: more of them would be smaller, and no sooner done. Handlers of
-// which no more than slowBatch run within BatchTime have all lanes.
-const (
-	fewLanes  = 8
-	slowBatch = 4
-)
-
 // collects tells whether what is pending waits although a lane may be free: while transactions of the same handler are under
 // way and it is less than a batch, and less than a lane's share of all that is here. It does not wait for those that have taken
 // longer than a usual batch does. It wants the lock held.
@@ -233,10 +244,7 @@ func (q *queue[T]) collects() bool {
 	if running == 0 {
 		return false
 	}
-	lanes := q.m.lanes.all
-	if q.mean < q.time()/slowBatch {
-		lanes = min(lanes, fewLanes)
-	}
+	lanes := q.pace.now()
 	share := (q.inside + lanes - 1) / lanes
 	if running < lanes && len(q.pending) >= min(q.most(), share) {
 		return false

@@ -93,6 +93,24 @@ func TestNaturalBatches(t *testing.T) {
 	}
 }
 
+// What is left of a batch runs in it if that takes no more than half of BatchTime: to claim again would take as long.
+func TestBatchTimeLetsAShortRestRun(t *testing.T) {
+	for n, want := range map[int][]int{5: {5}, 6: {6, 2}} { // two of the six are claimed again
+		bubble(t, nil, func(e *env) {
+			slow := e.marking(func(*message.Message) error { time.Sleep(6 * time.Millisecond); return nil })
+			open := e.holdLanes()
+			c := &crowd{e: e}
+			c.enter(slow, numbered(n)...)
+			open()
+			c.wait()
+			c.wantEndings()
+			if got := e.batches(); !slices.Equal(got, want) { // behind what held the lane
+				e.Errorf("%d messages were claimed in batches of %v, want %v", n, got, want)
+			}
+		})
+	}
+}
+
 // BatchTime ends a batch: it commits what ran, and the rest comes first in the next one, before what came later.
 func TestBatchTime(t *testing.T) {
 	bubble(t, nil, func(e *env) {

@@ -73,7 +73,7 @@ func (s *SQLite) LastingHooks() int {
 }
 
 // StandStill keeps a transaction's client from noticing the end of its budget.
-func StandStill(tx Tx[*sql.Tx]) { tx.(*sqlTx).timer.Stop() }
+func StandStill(tx Tx[*sql.Tx]) { t := tx.(*sqlTx); t.budgets.end(t.clock) }
 
 // MySQLStatements and MySQLInserts cut SQL into what a client sends at a time.
 var (

@@ -77,7 +77,8 @@ func NewMySQL(db *sql.DB, opts MySQLOptions) (*MySQL, error) {
 	}
 	s := &MySQL{q: newMySQLQueries(prefix), allowUnsafe: opts.AllowUnsafeSync}
 	s.sqlServer = newServer(sqlHandle{
-		db: db, prefix: prefix, classify: s.Classify,
+		budgets: &budgets{},
+		db:      db, prefix: prefix, classify: s.Classify,
 		lists: newListQueries(prefix, "NULL"), schema: newMySQLSchema(prefix, len(migrations)),
 	}, s, sql.LevelDefault, "START TRANSACTION")
 	return s, nil

@@ -51,7 +51,7 @@ func NewPostgres(db *sql.DB, opts PostgresOptions) (*Postgres, error) {
 	if db == nil {
 		return nil, errors.New("receipts: NewPostgres was given a nil *sql.DB: open one with a PostgreSQL driver")
 	}
-	return newPostgres(sqlHandle{db: db}, opts)
+	return newPostgres(sqlHandle{db: db, budgets: &budgets{}}, opts)
 }
 
 // NewPostgresOver is NewPostgres for a store that keeps its own connections, as pgxstore does: open makes a handle over them for

@@ -26,6 +26,8 @@ type sqlHandle struct {
 	remote bool
 	// classify is the store's own Classify.
 	classify func(error) Class
+	// budgets are those of its open transactions.
+	budgets *budgets
 }
 
 // named writes the store's prefix into a statement that names tables by the default one.

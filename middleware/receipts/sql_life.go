@@ -10,15 +10,23 @@ import (
 
 // txLife tells who may end a transaction: its caller, or the end of its budget. Only one of them gets to.
 type txLife struct {
-	nonce  Nonce
-	budget time.Duration
-	timer  *time.Timer
+	nonce   Nonce
+	budget  time.Duration
+	budgets *budgets
+	clock   *budget // nil: no budget, or it has not begun
 	// ended is closed when the connection is back in the pool, or closed.
 	ended chan struct{}
 
 	mu      sync.Mutex
 	closing bool
 	expired bool
+}
+
+// start begins the budget, at whose end outlive is called.
+func (l *txLife) start(outlive func()) {
+	if l.budget > 0 {
+		l.clock = l.budgets.begin(l.budget, outlive)
+	}
 }
 
 // Nonce names the transaction.
@@ -32,9 +40,7 @@ func (l *txLife) take() (expired, ok bool) {
 		return l.expired, false
 	}
 	l.closing = true
-	if l.timer != nil {
-		l.timer.Stop()
-	}
+	l.budgets.end(l.clock)
 	return false, true
 }
 

@@ -142,7 +142,7 @@ func (s *sqlServer) Begin(ctx context.Context, opts TxOptions) (Tx[*sql.Tx], err
 func (s *sqlServer) beginOnce(ctx context.Context, opts TxOptions) (*sqlTx, error) {
 	t := &sqlTx{
 		s: s, ctx: context.WithoutCancel(ctx),
-		txLife: txLife{nonce: NewNonce(), budget: opts.Budget, ended: make(chan struct{})},
+		txLife: txLife{nonce: NewNonce(), budget: opts.Budget, budgets: s.budgets, ended: make(chan struct{})},
 	}
 	t.flow = s.dialect.flow(t, opts)
 	stop, err := await(ctx, func(inner context.Context) (err error) {
@@ -164,9 +164,7 @@ func (s *sqlServer) beginOnce(ctx context.Context, opts TxOptions) (*sqlTx, erro
 		return nil, ofStore(err) // t belongs to the goroutine that abandons it
 	}
 	t.stop = stop
-	if t.budget > 0 {
-		t.timer = time.AfterFunc(t.budget, t.outlive)
-	}
+	t.start(t.outlive)
 	return t, nil
 }
 

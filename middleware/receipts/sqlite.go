@@ -78,7 +78,8 @@ func NewSQLite(db *sql.DB, opts SQLiteOptions) (*SQLite, error) {
 		codeOf: codeOf, allowUnsafe: opts.AllowUnsafeSync, leaveHook: opts.LeaveCommitHook, q: newSQLiteQueries(prefix),
 	}
 	s.sqlHandle = sqlHandle{
-		db: db, prefix: prefix, lists: newListQueries(prefix, "NULL"), schema: newSQLiteSchema(prefix, len(migrations)), classify: s.Classify,
+		budgets: &budgets{},
+		db:      db, prefix: prefix, lists: newListQueries(prefix, "NULL"), schema: newSQLiteSchema(prefix, len(migrations)), classify: s.Classify,
 	}
 	return s, nil
 }

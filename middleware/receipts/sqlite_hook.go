@@ -15,8 +15,8 @@ type commitHook struct {
 	armed  atomic.Bool
 	vetoed atomic.Bool
 	asked  atomic.Bool
-	// remove takes it away from its connection; nil where it stays.
-	remove func()
+	// set puts it on its connection, remove takes it away; nil where it stays.
+	set, remove func()
 }
 
 // veto is called by SQLite, on the goroutine that commits and with the connection locked.
@@ -29,8 +29,9 @@ func (h *commitHook) veto() bool {
 	return true
 }
 
-// commitHooks are those that stay on their connections, because the driver keeps every hook it was ever given until the
-// connection is closed: one for each connection, which lets everything pass between the store's transactions.
+// commitHooks remembers the hook of each connection; nil: its driver has no way to set one. To find the way takes longer than to
+// set it, and some drivers keep every hook that they were ever given until the connection is closed: there it stays, and lets
+// everything pass between the store's transactions.
 type commitHooks struct {
 	mu sync.Mutex
 	on map[any]*commitHook
@@ -42,14 +43,8 @@ func (s *SQLite) arm(conn *sql.Conn) (h *commitHook) {
 		return nil
 	}
 	_ = conn.Raw(func(driverConn any) error {
-		d := findHookSetter(driverConn)
-		switch {
-		case d.set == nil:
-		case d.lasting:
-			h = s.hooks.of(d, s.db.Stats().OpenConnections)
-		default:
-			h = &commitHook{remove: func() { d.set(nil) }}
-			d.set(h.veto)
+		if h = s.hooks.of(driverConn, s.db); h != nil && h.set != nil {
+			h.set()
 		}
 		return nil
 	})
@@ -61,20 +56,40 @@ func (s *SQLite) arm(conn *sql.Conn) (h *commitHook) {
 	return h
 }
 
-// of gives the hook that stays on a connection. Those of connections that were closed are forgotten from time to time,
-// together with the others, which then get a new one.
-func (c *commitHooks) of(d hookSetter, open int) *commitHook {
+// of gives the hook of a connection. Those of connections that were closed are forgotten from time to time, together with the
+// others, which then get a new one.
+func (c *commitHooks) of(driverConn any, db *sql.DB) *commitHook {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if h := c.on[d.conn]; h != nil {
+	if reflect.TypeOf(driverConn).Kind() != reflect.Pointer { // it may be no key, and then only what is inside is the same again
+		d := findHookSetter(driverConn)
+		if !d.lasting {
+			return newCommitHook(d)
+		}
+		driverConn = d.conn
+	}
+	if h, known := c.on[driverConn]; known {
 		return h
 	}
-	if c.on == nil || len(c.on) > 8+2*open {
+	if c.on == nil || len(c.on) > 8+2*db.Stats().OpenConnections {
 		c.on = map[any]*commitHook{}
 	}
+	h := newCommitHook(findHookSetter(driverConn))
+	c.on[driverConn] = h
+	return h
+}
+
+// newCommitHook makes a hook, and sets it where it is to stay.
+func newCommitHook(d hookSetter) *commitHook {
+	if d.set == nil {
+		return nil
+	}
 	h := &commitHook{}
-	d.set(h.veto)
-	c.on[d.conn] = h
+	if d.lasting {
+		d.set(h.veto)
+		return h
+	}
+	h.set, h.remove = func() { d.set(h.veto) }, func() { d.set(nil) }
 	return h
 }
 

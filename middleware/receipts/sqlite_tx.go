@@ -6,7 +6,6 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"time"
 )
 
 // Begin starts a transaction as the handle's DSN says, which Check has seen to be as a writer. It returns by ctx even
@@ -34,7 +33,7 @@ func (s *SQLite) begin(ctx context.Context, opts TxOptions) (*sqliteTx, error) {
 	}
 	t := &sqliteTx{
 		s: s, ctx: context.WithoutCancel(ctx), conn: conn,
-		txLife: txLife{nonce: NewNonce(), budget: opts.Budget, ended: make(chan struct{})},
+		txLife: txLife{nonce: NewNonce(), budget: opts.Budget, budgets: s.budgets, ended: make(chan struct{})},
 	}
 	stop, err := await(ctx, func(ctx context.Context) error {
 		var err error
@@ -46,9 +45,7 @@ func (s *SQLite) begin(ctx context.Context, opts TxOptions) (*sqliteTx, error) {
 	}
 	t.stop = stop
 	t.hook = s.arm(conn)
-	if t.budget > 0 {
-		t.timer = time.AfterFunc(t.budget, t.outlive)
-	}
+	t.start(t.outlive)
 	return t, nil
 }
 
