@@ -43,7 +43,7 @@ func storeCaught() map[string]string {
 		"contention-unseen":        "S04 S08",
 		"migrate-afresh":           "S01 S11 S13 S15 S16 S25",
 		"claims-one-by-one":        "S09 S12",
-		"lanes-overstated":         "S10",
+		"lanes-overstated":         "S10 S24",
 		"refusals-forgotten":       "S12 S21",
 		"parts-unordered":          "S14",
 		"resolve-hopes":            "S15 S16 S17 S18 S19 S20",

@@ -34,7 +34,7 @@ func storedClauses[T any]() []storeClause[T] {
 			Clause: Clause{
 				ID: "S24", Name: "dead letters",
 				Text: "dead letters are stored as given and listed oldest first; one that is there already, by scope, key and fingerprint, " +
-					"is left alone, also where two transactions store it at once",
+					"is left alone, also where two transactions store it at once, and those stored with it are there",
 			},
 			check: lettersStored[T],
 		},
@@ -273,7 +273,7 @@ func lettersStored[T any](ctx context.Context, e *storeEnv[T]) error {
 	if err := e.letters(ctx, 2, given[:2]); err != nil {
 		return err
 	}
-	return e.letterByTwo(ctx)
+	return errors.Join(e.letterByTwo(ctx), e.lettersAmong(ctx))
 }
 
 // letters compares what DeadLetters lists.
@@ -353,6 +353,49 @@ func (e *storeEnv[T]) letterByTwo(ctx context.Context) error {
 	}
 	if n := after.DeadLetters[receipts.KindConflict] - before.DeadLetters[receipts.KindConflict]; n != 1 {
 		return fmt.Errorf("a dead letter that two transactions store at once is there %d times", n)
+	}
+	return nil
+}
+
+// lettersAmong has a transaction store several dead letters, the first of which it has to wait for, and the second of which is
+// stored by somebody else meanwhile: those of which it is the only one are there in the end, and so are everybody's.
+func (e *storeEnv[T]) lettersAmong(ctx context.Context) error {
+	if !e.lanes() {
+		return nil
+	}
+	before, err := e.look.Store.Stats(ctx)
+	if err != nil {
+		return fmt.Errorf("Stats: %w", err)
+	}
+	divert := func(s receipts.Store[T], names ...string) error {
+		var letters []receipts.DeadLetter
+		for _, name := range names {
+			letters = append(letters, e.letter("among "+name, "1"))
+		}
+		return e.persist(ctx, s, func() error {
+			_, err := e.commits(ctx, s, nil, func(tx receipts.Tx[T]) error { return tx.Divert(ctx, letters) })
+			return err
+		})
+	}
+	first, err := e.begin(ctx, e.a, receipts.TxOptions{})
+	if err != nil {
+		return err
+	}
+	if err := first.Divert(ctx, []receipts.DeadLetter{e.letter("among w", "1")}); err != nil {
+		return errors.Join(fmt.Errorf("Divert: %w", err), first.Rollback(ctx))
+	}
+	done := make(chan error, 1)
+	go func() { done <- divert(e.b, "w", "x", "y") }()
+	err = errors.Join(pause(ctx, shortWait), divert(e.a, "x"), divert(e.a, "z"), first.Commit(ctx))
+	if err := errors.Join(err, <-done); err != nil {
+		return err
+	}
+	after, err := e.look.Store.Stats(ctx)
+	if err != nil {
+		return fmt.Errorf("Stats: %w", err)
+	}
+	if n := after.DeadLetters[receipts.KindConflict] - before.DeadLetters[receipts.KindConflict]; n != 4 {
+		return fmt.Errorf("four dead letters that three transactions store at once are there %d times", n)
 	}
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 // txStores are the store harnesses that a child process may be asked for.
 func txStores() []contracttest.StoreHarness[*sql.Tx] {
 	stores := append(cgoStores(), modernc(), unguarded(),
-		postgresPgx(told(pgxName)), postgresLibPq(told(libPqName)), bouncedPgx(told(bouncedPgxName)), mysqlHarness("mariadb"))
+		postgresPgx(told(pgxName)), postgresLibPq(told(libPqName)), bouncedPgx(told(bouncedPgxName)), mysqlHarness("mariadb"), mysqlSavepoints())
 	for _, f := range killFaults() {
 		stores = append(stores, withFault(f.fault))
 	}

@@ -27,7 +27,7 @@ func (s *MySQL) Check(ctx context.Context) (Info, error) {
 		ctx, cancel = context.WithTimeout(ctx, checkTimeout)
 		defer cancel()
 	}
-	info := Info{Dialect: "mysql", Lanes: mysqlLanes, Parts: true, ClaimWait: mysqlClaimWait, Pool: s.db.Stats().MaxOpenConnections}
+	info := Info{Dialect: "mysql", Lanes: mysqlLanes, Parts: s.savepoints, ClaimWait: mysqlClaimWait, Pool: s.db.Stats().MaxOpenConnections}
 	if err := s.check(ctx, &info); err != nil {
 		return Info{}, fmt.Errorf("receipts: checking the handle of a MySQL server: %w", err)
 	}

@@ -172,20 +172,23 @@ func (f *mysqlFlow) addOutputs(ctx context.Context, outputs []Output) error {
 }
 
 // divert inserts in the order of the key that makes dead letters unique, so that two transactions that store the same ones do
-// not deadlock.
+// not deadlock, and each in a statement of its own: where one of several is there already, the server continues with its number,
+// not with those it has reserved, and the next one is taken for whoever has got that number meanwhile, and lost (MariaDB 10.11).
 func (f *mysqlFlow) divert(ctx context.Context, letters []DeadLetter) error {
 	sorted := slices.Clone(letters)
 	slices.SortStableFunc(sorted, func(a, b DeadLetter) int {
 		return cmp.Or(cmp.Compare(a.Scope, b.Scope), bytes.Compare(a.Key, b.Key), bytes.Compare(a.Fingerprint, b.Fingerprint))
 	})
-	rows := make([][]any, len(sorted))
 	for i := range sorted {
-		var err error
-		if rows[i], err = letterArgs(&sorted[i]); err != nil {
+		row, err := letterArgs(&sorted[i])
+		if err == nil {
+			err = f.insert(ctx, f.s.q.divert, mysqlKeepLetter, [][]any{row})
+		}
+		if err != nil {
 			return err
 		}
 	}
-	return f.insert(ctx, f.s.q.divert, mysqlKeepLetter, rows)
+	return nil
 }
 
 func (f *mysqlFlow) insert(ctx context.Context, into, end string, rows [][]any) error {
