@@ -79,6 +79,7 @@ func TestQuickRunWritesAllItPromises(t *testing.T) {
 		assert.Equal(t, r.Rival != "", r.Ratio > 0, "a ratio needs a rival, and a rival gives one")
 	}
 	want := map[string]int{
+		"throughput nothing msg/s ": 1, "unprepared nothing msg/s ": 1,
 		"throughput watermill msg/s ": 1, "throughput penstock msg/s watermill": 1, "throughput penstock msg/s loop": 1,
 		"throughput penstock-batch msg/s watermill": 1, "throughput penstock-batch msg/s loop": 1, "throughput loop msg/s ": 1,
 		"unprepared watermill msg/s ": 1, "unprepared penstock msg/s watermill": 1, "unprepared penstock msg/s loop": 1,
@@ -92,7 +93,7 @@ func TestQuickRunWritesAllItPromises(t *testing.T) {
 	for study, rows := range map[string][]string{
 		"postgres": serverRows(), "mariadb": serverRows(),
 		"pgx": {
-			"penstock", "penstock-queued/penstock", "penstock-queued/pipelined-loop",
+			"nothing", "penstock", "penstock-queued/penstock", "penstock-queued/pipelined-loop",
 			"penstock-queued-batch/penstock", "penstock-queued-batch/pipelined-loop", "pipelined-loop",
 		},
 		"sleeping": {"watermill", "penstock/watermill"},
@@ -493,7 +494,7 @@ func TestContendersHaveTheirColours(t *testing.T) {
 			seen[colour(c.name)] = c.name
 		}
 	}
-	assert.Len(t, seen, 10)
+	assert.Len(t, seen, 11)
 	dir := t.TempDir()
 	point := func(study, name string, window, batch int) row {
 		return row{Study: study, Contender: name, Window: window, Batch: batch, Median: 2, Min: 1, Max: 3}

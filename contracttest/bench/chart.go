@@ -98,6 +98,8 @@ func colour(name string) string {
 		return "#999999"
 	case pipelineName:
 		return "#000000"
+	case nothingName:
+		return "#f0e442"
 	case "0 receipts":
 		return "#b3cde3"
 	case "1000000 receipts":

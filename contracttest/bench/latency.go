@@ -22,7 +22,7 @@ func latency(quick bool) study {
 		rate = 500
 	}
 	return study{
-		name: latencyStudy, pair: sqlitePair, window: 256, warmUp: 25, messages: 4 * rate,
+		name: latencyStudy, pair: sqlitePair, window: 256, warmUp: 25, messages: 10 * rate,
 		contenders: []contender{
 			{name: watermillName, round: sqlite().on(handWritten(), paced(rate, byHand))},
 			{name: penstockName, rivals: []string{watermillName}, round: sqlite().on(penstock(), paced(rate, withPenstock))},

@@ -18,20 +18,19 @@ import (
 const loopBatch = 256
 
 // loop is what can be reached by hand, on the driver itself: on each connection it receives up to a batch, applies it in one
-// transaction, commits, settles, and begins again. There are as many connections as Penstock has lanes, each with a
-// source of its own.
+// transaction, commits, settles, and begins again. There are as many connections as do best, each with a source of its own.
 func loop(ctx context.Context, w work, db *sql.DB) (took time.Duration, _ []value, err error) {
 	h, err := prepareByHand(ctx, db, w)
 	if err != nil {
 		return 0, nil, err
 	}
 	defer func() { err = errors.Join(err, h.close()) }()
-	took, err = loopWith(ctx, w, h.applyAll(db))
+	took, err = loopWith(ctx, w, w.place.loops, h.applyAll(db))
 	return took, perSecond(w.messages, took), err
 }
 
 // loopWith is the loop with another way to apply a batch in one transaction.
-func loopWith(ctx context.Context, w work, apply func(context.Context, []sdk.Delivery) error) (took time.Duration, err error) {
+func loopWith(ctx context.Context, w work, workers int, apply func(context.Context, []sdk.Delivery) error) (took time.Duration, err error) {
 	driver, err := openBroker(ctx, w.messages)
 	if err != nil {
 		return 0, err
@@ -40,14 +39,14 @@ func loopWith(ctx context.Context, w work, apply func(context.Context, []sdk.Del
 	if err := driver.Send(ctx, topic, workload(w)); err != nil {
 		return 0, err
 	}
-	l := looping{driver: driver, apply: apply, window: max(w.window/w.place.lanes, 1), sorts: w.place.lanes > 1}
+	l := looping{driver: driver, apply: apply, window: max(w.window/workers, 1), sorts: workers > 1}
 	l.batch = w.batch
 	if l.batch == 0 {
 		l.batch = loopBatch
 	}
 	l.batch = min(l.batch, l.window)
 	l.left.Store(int64(w.messages))
-	return l.run(ctx, w.place.lanes)
+	return l.run(ctx, workers)
 }
 
 // looping is a loop under way.

@@ -25,7 +25,7 @@ import (
 )
 
 const usage = `Compares Penstock with a plain Watermill handler and with a loop written by hand.
-Prints a table and writes bench.json and plots. Takes about ten minutes.
+Prints a table and writes bench.json and plots. Takes about a quarter of an hour.
 
   bench [flags]
 

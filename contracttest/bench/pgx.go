@@ -21,8 +21,9 @@ func onPgx(servers *backends.Set) study {
 	at := postgres(servers, 0)
 	rivals := []string{penstockName, pipelineName}
 	return study{
-		name: pgxStudy, pair: "memory → PostgreSQL, pgx", window: usualWindow, warmUp: 500, span: time.Second,
+		name: pgxStudy, pair: "memory → PostgreSQL, pgx", window: usualWindow, warmUp: 2000, span: serverSpan,
 		contenders: []contender{
+			doingNothing(),
 			{name: penstockName, round: at.on(penstock(), drain(withPenstock))},
 			{name: queuedName, rivals: rivals, round: at.on(penstock(), drain(withQueue))},
 			{name: queuedBatchName, rivals: rivals, round: at.on(penstock(), drain(withQueueBatch))},
@@ -91,7 +92,7 @@ func pipelinedLoop(ctx context.Context, w work, _ *sql.DB) (took time.Duration, 
 		return 0, nil, err
 	}
 	defer pool.Close()
-	took, err = loopWith(ctx, w, func(ctx context.Context, batch []sdk.Delivery) error {
+	took, err = loopWith(ctx, w, w.place.pipelines, func(ctx context.Context, batch []sdk.Delivery) error {
 		var pipeline pgx.Batch
 		pipeline.Queue("BEGIN")
 		for _, d := range batch {

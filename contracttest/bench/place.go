@@ -17,8 +17,8 @@ import (
 
 // place is a kind of database, and how its contenders write to it.
 type place struct {
-	// lanes is how many transactions Penstock runs at a time; the loop by hand has as many workers.
-	lanes int
+	// loops is how many workers the loop by hand has, pipelines that of the pipelined one: what does best there.
+	loops, pipelines int
 	// bump is the effect; seen inserts a receipt written by hand, unless it is there.
 	bump, seen string
 	// tables make the counters and the receipts by hand.
@@ -43,7 +43,7 @@ type site struct {
 // its messages by it.
 func (p place) config(limits sdk.Limits, batch int) idempotency.Config {
 	cfg := idempotency.Config{Consumer: consumer, Limits: limits, BatchSize: batch}
-	if p.lanes > 1 {
+	if p.loops > 1 {
 		cfg.LockKeys = func(msg *message.Message) []string { return []string{counterOf(msg.Payload)} }
 	}
 	return cfg

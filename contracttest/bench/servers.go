@@ -16,8 +16,12 @@ import (
 )
 
 const (
-	// serverLanes is how many transactions Penstock runs at a time on a server, and how many workers the loop has.
-	serverLanes = 8
+	// serverLoops is how many workers the loop by hand has on a server of this machine, and serverPipelines the one on pgx: with
+	// these they did best, with two cores for client and server. distantLoops is the same where each statement has a long way.
+	serverLoops, serverPipelines = 4, 2
+	distantLoops                 = 16
+	// serverSpan is how long a round is: opening and preparing on each connection takes some tenths of a second of it.
+	serverSpan = 3 * time.Second
 	// serverPool leaves every contender as many connections as it asks for.
 	serverPool = 20
 	// parallel is how many handlers the faster plain router runs at a time.
@@ -27,9 +31,9 @@ const (
 // postgres is a database for each round, on a server of backends.
 func postgres(servers *backends.Set, trip time.Duration) place {
 	return place{
-		lanes: serverLanes,
-		bump:  `UPDATE counters SET value = value + 1 WHERE name = $1`,
-		seen:  `INSERT INTO seen (id, at) VALUES ($1, $2) ON CONFLICT DO NOTHING`,
+		loops: serverLoops, pipelines: serverPipelines,
+		bump: `UPDATE counters SET value = value + 1 WHERE name = $1`,
+		seen: `INSERT INTO seen (id, at) VALUES ($1, $2) ON CONFLICT DO NOTHING`,
 		tables: [2]string{
 			`CREATE TABLE counters (name text PRIMARY KEY, value bigint NOT NULL)`,
 			`CREATE TABLE seen (id text PRIMARY KEY, at bigint NOT NULL)`,
@@ -44,7 +48,7 @@ func postgres(servers *backends.Set, trip time.Duration) place {
 // mariadb is a database for each round, on a server of backends.
 func mariadb(servers *backends.Set) place {
 	return place{
-		lanes: serverLanes,
+		loops: serverLoops,
 		bump:  `UPDATE counters SET value = value + 1 WHERE name = ?`,
 		seen:  `INSERT INTO seen (id, at) VALUES (?, ?) ON DUPLICATE KEY UPDATE id = id`,
 		tables: [2]string{
@@ -105,7 +109,7 @@ func onMariaDB(servers *backends.Set) study {
 
 func compare(name, pair string, at place) study {
 	return study{
-		name: name, pair: pair, window: usualWindow, warmUp: 200, span: time.Second,
+		name: name, pair: pair, window: usualWindow, warmUp: 500, span: serverSpan,
 		contenders: []contender{
 			{name: watermillName, round: withWindow(1, at.on(handWritten(), drain(byHand)))},
 			{name: watermillManyName, round: withWindow(parallel, at.on(handWritten(), drain(byHand)))},
@@ -129,8 +133,9 @@ func withWindow(window int, round func(context.Context, work) (outcome, error)) 
 // distance asks what becomes of it where every answer takes longer.
 func distance(servers *backends.Set, trip time.Duration) study {
 	at := postgres(servers, trip)
+	at.loops = distantLoops
 	return study{
-		name: distanceStudy, pair: fmt.Sprintf("memory → PostgreSQL, %v away", trip), window: usualWindow, warmUp: 100, span: time.Second,
+		name: distanceStudy, pair: fmt.Sprintf("memory → PostgreSQL, %v away", trip), window: usualWindow, warmUp: 100, span: 2 * time.Second,
 		contenders: []contender{
 			{name: watermillManyName, round: withWindow(parallel, at.on(handWritten(), drain(byHand)))},
 			{name: penstockName, rivals: []string{watermillManyName, loopName}, round: at.on(penstock(), drain(withPenstock))},

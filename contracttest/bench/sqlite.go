@@ -16,7 +16,7 @@ import (
 // sqlite is a file for each round. Each contender has one connection, as Penstock has one lane.
 func sqlite() place {
 	return place{
-		lanes: 1,
+		loops: 1,
 		bump:  `UPDATE counters SET value = value + 1 WHERE name = ?`,
 		seen:  `INSERT INTO seen (id, at) VALUES (?, ?) ON CONFLICT DO NOTHING`,
 		tables: [2]string{

@@ -57,6 +57,8 @@ type outcome struct {
 	effects map[string]int64
 	// receipts are the rows that prove a message was processed; ignored with noReceipts.
 	receipts int
+	// nothing is what a contender does that is there to be compared with.
+	nothing bool
 }
 
 // noReceipts says that a contender writes none.
@@ -72,6 +74,7 @@ type value struct {
 const (
 	watermillName     = "watermill"
 	watermillManyName = "watermill-16"
+	nothingName       = "nothing"
 	queuedName        = "penstock-queued"
 	queuedBatchName   = "penstock-queued-batch"
 	pipelineName      = "pipelined-loop"
@@ -137,7 +140,7 @@ const usualWindow = 512
 func throughput() study {
 	return study{
 		name: throughputStudy, pair: sqlitePair, window: usualWindow, warmUp: 500, span: time.Second,
-		contenders: []contender{plain(), withHandle(watermillName, loopName), withHandleBatch(watermillName, loopName), byLoop()},
+		contenders: []contender{doingNothing(), plain(), withHandle(watermillName, loopName), withHandleBatch(watermillName, loopName), byLoop()},
 	}
 }
 

@@ -31,8 +31,10 @@ const (
 	paceTime    = 50 * time.Millisecond
 	// moreLanes have to do so much better, fewerLanes may do so much worse: connections are worth something, too.
 	moreLanes, fewerLanes = 1.1, 0.97
-	// calmMost bounds how seldom trials become: after 2^calmMost measurements.
+	// calmMost bounds how seldom trials become: after 2^calmMost measurements. With slow handlers they begin as seldom as after
+	// slowCalm that failed.
 	calmMost = 6
+	slowCalm = 3
 )
 
 // now is how many transactions may run at a time.
@@ -49,8 +51,8 @@ func (p *pace) ended(n, running int, mean time.Duration, now time.Time) {
 	case p.most < 2:
 		return
 	case p.lanes == 0:
-		if p.base = p.most; mean < slowHandler {
-			p.base = min(fewLanes, p.most)
+		if p.base = min(fewLanes, p.most); mean >= slowHandler { // fewer are hardly better
+			p.base, p.calm, p.wait = p.most, slowCalm, 1<<slowCalm
 		}
 		p.use(p.base)
 		return

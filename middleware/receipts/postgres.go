@@ -3,8 +3,11 @@ package receipts
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
+	"reflect"
+	"strings"
 	"time"
 )
 
@@ -38,6 +41,8 @@ type Postgres struct {
 	q           *pgQueries
 	savepoints  bool
 	allowUnsafe bool
+	// prepares: the client prepares statements by itself, and needs one round trip for a statement with values.
+	prepares bool
 }
 
 var (
@@ -73,10 +78,18 @@ func newPostgres(handle sqlHandle, opts PostgresOptions) (*Postgres, error) {
 		return nil, err
 	}
 	s := &Postgres{q: newPgQueries(prefix), savepoints: opts.Savepoints, allowUnsafe: opts.AllowUnsafeSync}
+	s.prepares = handle.db != nil && isPgx(handle.db.Driver())
 	handle.prefix, handle.classify = prefix, s.Classify
 	handle.lists, handle.schema = newListQueries(prefix, "NULL::bigint").dollars(), newPgSchema(prefix, len(migrations))
 	s.sqlServer = newServer(handle, s, sql.LevelReadCommitted, "BEGIN ISOLATION LEVEL READ COMMITTED")
 	return s, nil
+}
+
+// isPgx knows pgx's driver by its type, so that who uses another one does not compile it. Behind a wrapper it is not known, which
+// costs time only.
+func isPgx(d driver.Driver) bool {
+	t := reflect.TypeOf(d)
+	return t.Kind() == reflect.Pointer && strings.HasPrefix(t.Elem().PkgPath(), "github.com/jackc/pgx/")
 }
 
 // PostgresMigrations gives the migrations in order, for printing or for the user's own tool; running them, each in a

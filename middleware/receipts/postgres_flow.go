@@ -10,20 +10,26 @@ import (
 // pgFlow sends the steps of one transaction over database/sql.
 type pgFlow struct {
 	t     *sqlTx
+	s     *Postgres
 	steps *PostgresSteps
 	opts  TxOptions
 }
 
 func (s *Postgres) flow(t *sqlTx, opts TxOptions) sqlFlow {
-	return &pgFlow{t: t, steps: newSteps(s.q, t.nonce, opts), opts: opts}
+	return &pgFlow{t: t, s: s, steps: newSteps(s.q, t.nonce, opts), opts: opts}
 }
 
 // ready has nothing to do: BEGIN says all.
 func (f *pgFlow) ready(context.Context) error { return nil }
 
-// open sends text without values: with them lib/pq needs two round trips, and for this one no client prepares anything.
+// open sends values where the client prepares by itself, because to plan this statement takes longer than to answer it; else text
+// without values: with them lib/pq needs two round trips.
 func (f *pgFlow) open(ctx context.Context) error {
 	bounds := f.steps.Bounds()
+	if f.s.prepares {
+		_, err := f.t.tx.ExecContext(ctx, bounds.SQL, bounds.text()...)
+		return err
+	}
 	var pairs []string
 	for i, name := range [...]string{"$1", "$2", "$3"} {
 		value, _ := bounds.Args[i].(string) // hexadecimal or a number
