@@ -50,21 +50,17 @@ func budgetEnds[T any](ctx context.Context, e *storeEnv[T]) error {
 		calls["Keep"] = func(tx receipts.Tx[T]) error { return tx.Keep(ctx) }
 	}
 	for what, call := range calls {
-		opts := receipts.TxOptions{Budget: shortBudget}
-		tx, err := e.beginClaimed(ctx, e.a, opts, what)
+		budget := shortBudget
+		tx, err := e.writesWithin(ctx, budget, what)
+		for errors.Is(err, receipts.ErrBudgetEnded) && budget < e.h.Patience { // a slow machine
+			budget *= 4
+			tx, err = e.writesWithin(ctx, budget, what)
+		}
 		if err != nil {
 			return err
 		}
-		if what == "Keep" {
-			if err := tx.Part(ctx); err != nil {
-				return fmt.Errorf("Part: %w", err)
-			}
-		}
-		if err := e.writeAll(ctx, tx, what); err != nil {
-			return err
-		}
 		raw := tx.Raw()
-		err = e.inTime("the end of the budget", shortBudget, func() error { return e.wants(ctx, receipts.ClaimFresh, what) })
+		err = e.inTime("the end of the budget", budget, func() error { return e.wants(ctx, receipts.ClaimFresh, what) })
 		if err != nil {
 			return fmt.Errorf("after the end of its budget: %w", err)
 		}
@@ -92,6 +88,23 @@ func budgetEnds[T any](ctx context.Context, e *storeEnv[T]) error {
 		}
 	}
 	return e.stats(ctx, receipts.Stats{Done: 1})
+}
+
+// writesWithin has a transaction with a budget write all it can, before that is over.
+func (e *storeEnv[T]) writesWithin(ctx context.Context, budget time.Duration, what string) (receipts.Tx[T], error) {
+	tx, err := e.beginClaimed(ctx, e.a, receipts.TxOptions{Budget: budget}, what)
+	if err != nil {
+		return nil, err
+	}
+	if what == "Keep" {
+		if err := tx.Part(ctx); err != nil {
+			return nil, errors.Join(fmt.Errorf("Part: %w", err), tx.Rollback(ctx))
+		}
+	}
+	if err := e.writeAll(ctx, tx, what); err != nil {
+		return nil, errors.Join(err, tx.Rollback(ctx))
+	}
+	return tx, nil
 }
 
 func contextsDone[T any](ctx context.Context, e *storeEnv[T]) error {

@@ -149,7 +149,7 @@ func (e *txEnv[T]) claimAs(ctx context.Context, l *ledger, like string, ids ...s
 }
 
 // passesBy makes the batch, and returns when the claim was held for as long as it has to be. A slow machine may take longer for
-// the others by what a batch takes that nobody disturbs, before or at the same time.
+// the others by what a batch takes that nobody disturbs, which is asked for in vain, and by the small transactions to which it is cut.
 func (e *txEnv[T]) passesBy(
 	ctx context.Context, c *crowd[T], ids []string, held string, others []string, undisturbed time.Duration, beside *sibling,
 ) error {
@@ -159,7 +159,7 @@ func (e *txEnv[T]) passesBy(
 	if err := errors.Join(err, beside.err); err != nil {
 		return err
 	}
-	slow := min(max(undisturbed, beside.took), heldSlow)
+	slow := min(undisturbed+beside.took, heldSlow)
 	if took > heldOthers+slow {
 		return fmt.Errorf("the others were acked after %v, want at most %v, and %v that a batch takes anyway", took, heldOthers, slow)
 	}

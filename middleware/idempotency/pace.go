@@ -17,7 +17,7 @@ type pace struct {
 
 	// The measurement under way: since when, and what ended in it, busy while as many ran as may. skip is how many transactions it
 	// does not count because they began under another number.
-	since                   time.Time
+	since, last             time.Time
 	batches, messages, busy int
 	skip                    int
 }
@@ -27,8 +27,10 @@ const (
 	fewLanes    = 4
 	slowHandler = 5 * time.Millisecond
 	// paceBatches is how many transactions of each lane are measured together, and paceTime how long at least.
+	// Nothing for paceGap is a pause, which says nothing of the lanes.
 	paceBatches = 8
 	paceTime    = 50 * time.Millisecond
+	paceGap     = 200 * time.Millisecond
 	// moreLanes have to do so much better, fewerLanes may do so much worse: connections are worth something, too.
 	moreLanes, fewerLanes = 1.1, 0.97
 	// calmMost bounds how seldom trials become: after 2^calmMost measurements. With slow handlers they begin as seldom as after
@@ -47,6 +49,8 @@ func (p *pace) now() int {
 
 // ended notes that a transaction of n messages ends as one of running. mean is how long a handler takes.
 func (p *pace) ended(n, running int, mean time.Duration, now time.Time) {
+	paused := now.Sub(p.last) > paceGap
+	p.last = now
 	switch {
 	case p.most < 2:
 		return
@@ -59,7 +63,8 @@ func (p *pace) ended(n, running int, mean time.Duration, now time.Time) {
 	case p.skip > 0:
 		p.skip--
 		return
-	case p.since.IsZero():
+	case p.since.IsZero() || paused:
+		p.measure()
 		p.since = now
 		return
 	}

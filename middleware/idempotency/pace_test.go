@@ -85,6 +85,26 @@ func TestPaceLearnsNothingFromIdleLanes(t *testing.T) {
 	}
 }
 
+// Between bursts nothing is done, however many lanes there are.
+func TestPaceDoesNotCountPauses(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	p := &pace{most: 16}
+	now := time.Unix(0, 0)
+	for i := range 30000 {
+		if i%300 == 0 {
+			now = now.Add(time.Minute)
+		}
+		now = now.Add(time.Duration(50 / (faraway(p.now()) * (0.9 + 0.2*r.Float64())) * float64(time.Second)))
+		p.ended(50, p.now(), time.Millisecond, now)
+		if fastest := 50 * 300 / time.Minute.Seconds(); p.rate > 0 && p.rate <= fastest {
+			t.Fatalf("%.0f messages a second were measured over a pause", p.rate)
+		}
+	}
+	if p.base < 12 {
+		t.Errorf("it stays with %d, want 12 to 16", p.base)
+	}
+}
+
 func TestPaceBegins(t *testing.T) {
 	for name, c := range map[string]struct {
 		most int

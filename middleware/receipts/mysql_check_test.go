@@ -64,7 +64,11 @@ func TestMySQLCheckFinds(t *testing.T) {
 		db.SetMaxOpenConns(pool)
 		info, err := db.store.Check(t.Context())
 		must(t, err)
-		if info.Lanes != lanes || info.Pool != pool || !info.Parts || info.Schema != 1 || info.Dialect != "mariadb" && info.Dialect != "mysql" {
+		with, err := receipts.NewMySQL(db.DB, receipts.MySQLOptions{Savepoints: true})
+		must(t, err)
+		other, err := with.Check(t.Context())
+		must(t, err)
+		if info.Lanes != lanes || info.Pool != pool || info.Parts || !other.Parts || info.Schema != 1 || info.Dialect != "mariadb" && info.Dialect != "mysql" {
 			t.Errorf("with a pool of %d: %+v", pool, info)
 		}
 	}
