@@ -21,8 +21,9 @@ ledger: backends ## the same on PostgreSQL: money between hot accounts, three pr
 	@CGO_ENABLED=0 $(GO) run ./examples/ledger $(LEDGER)
 
 .PHONY: test
-test: need-cc backends ## run all tests under the race detector; what was skipped is listed at the end, with the reason
-	@$(TOOL) gotestsum --format pkgname -- -race -timeout 40m $(PKGS); code=$$?; \
+test: need-cc backends ## run all tests under the race detector; at the end: what was skipped, why, and what failed once and passed then
+	@mkdir -p out; $(TOOL) gotestsum --format pkgname --packages '$(PKGS)' --rerun-fails=1 --rerun-fails-max-failures=10 \
+	  --rerun-fails-abort-on-data-race --rerun-fails-report=out/rerun.txt -- -race -timeout 40m; code=$$?; cat out/rerun.txt 2>/dev/null; \
 	  if [ '$(PKGS)' = ./... ]; then $(CLIENTS) && $(GO) test -race . || code=1; cd ../..; fi; \
 	  .ci/install-backends --list; exit $$code
 
